@@ -1,0 +1,220 @@
+"""Condition types and reasons, and how Ready, Reconciling and Stalled follow from the others.
+
+Every word that appears in a condition or an Event stands here once. Polarity: all types are good
+when True, but for Reconciling and Stalled, which are present only when True.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Status(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class ConditionType(StrEnum):
+    """Types of conditions; the text says what True means."""
+
+    doc: str
+
+    def __new__(cls, value: str, doc: str) -> ConditionType:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.doc = doc
+        return member
+
+    READY = "Ready", "The current generation is applied and serves."
+    RECONCILING = "Reconciling", "The operator or the cluster is still at work; present only then."
+    STALLED = "Stalled", "A person must edit something first; present only then."
+    SPEC_RESOLVED = "SpecResolved", "Model, device and engine version are known."
+    BUDGET_COMPUTED = "BudgetComputed", "The KV block budget could be worked out."
+    BUDGET_VERIFIED = "BudgetVerified", "The running engine reports at least the planned budget."
+    TOPOLOGY_FITS = "TopologyFits", "All declared topologies fit the budget at the same time."
+    CONFIGURED = "Configured", "The objects of the current generation are applied."
+    AVAILABLE = "Available", "As many engine pods serve as were asked for."
+    METRICS_AVAILABLE = "MetricsAvailable", "Every serving engine reports fresh, plausible metrics."
+
+
+class Reason(StrEnum):
+    """Reasons of conditions and Events; the text says what it means and what to do."""
+
+    doc: str
+
+    def __new__(cls, value: str, doc: str) -> Reason:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.doc = doc
+        return member
+
+    # SpecResolved
+    RESOLVED = "Resolved", "Model, device and engine version are known."
+    INVALID_SPEC = "InvalidSpec", "A stored field no longer parses; edit the named field."
+    UNKNOWN_MODEL = "UnknownModel", "The catalog lacks the model; give spec.model.config."
+    INVALID_MODEL_CONFIG = "InvalidModelConfig", "config.json is unusable; mend the named field."
+    CONFIG_NOT_FOUND = "ConfigNotFound", "The ConfigMap or its key is missing; create it."
+    UNKNOWN_ACCELERATOR = "UnknownAccelerator", "The catalog lacks the device; use a listed name."
+    UNKNOWN_ENGINE_VERSION = "UnknownEngineVersion", "No flag table for this version; use a listed one."
+    UNSUPPORTED_BY_ENGINE = "UnsupportedByEngine", "This engine version or device cannot do the named field."
+    SPEC_UNRESOLVED = "SpecUnresolved", "Nothing can be worked out until SpecResolved is True."
+    # BudgetComputed
+    GIVEN = "Given", "The KV memory was given, so the blocks are exact."
+    PREDICTED = "Predicted", "The KV memory was predicted from the device, as an interval."
+    LAYOUT_NOT_UNDERSTOOD = (
+        "LayoutNotUnderstood",
+        "The model's cache layout is not planned for; start it and let the engine report.",
+    )
+    UNPLANNED_ARGUMENT = (
+        "UnplannedArgument",
+        "An engine argument changes layout or memory in a way that is not planned for.",
+    )
+    WEIGHTS_UNKNOWN = "WeightsUnknown", "The size of the weights is unknown; give spec.model.weights."
+    MODEL_DOES_NOT_FIT = "ModelDoesNotFit", "Weights and working memory leave no room for KV blocks."
+    CEILING_DOES_NOT_FIT = "CeilingDoesNotFit", "Not even one sequence at its ceiling fits; the engine would not start."
+    # TopologyFits
+    FITS = "Fits", "The need is at most the budget."
+    NO_TOPOLOGY = "NoTopology", "No topology is declared, so there is nothing to fit."
+    EXCEEDS_BUDGET = "ExceedsBudget", "Fewer sequences fit than are needed at once; the rest would queue."
+    WOULD_DEADLOCK = (
+        "WouldDeadlock",
+        "Sequences that hold their slot while they wait leave none for what they wait for.",
+    )
+    WITHIN_UNCERTAINTY = (
+        "WithinUncertainty",
+        "The need lies inside the predicted interval; the running engine will decide.",
+    )
+    BUDGET_UNKNOWN = "BudgetUnknown", "There is no budget to compare with."
+    # BudgetVerified
+    CONFIRMED = "Confirmed", "The engine reports at least the planned budget."
+    BELOW_PLAN = "BelowPlan", "The engine reports less than the planned budget."
+    NO_ENGINE_REPORT = "NoEngineReport", "No engine has reported its blocks yet."
+    # Configured
+    APPLIED = "Applied", "The objects of the current generation are applied."
+    UPDATE_PENDING = (
+        "UpdatePending",
+        "This operator would render the pool differently; it goes out with the next roll-out.",
+    )
+    SETTLING = "Settling", "Waiting for the spec to stay unchanged before pods are replaced."
+    REFUSED = "Refused", "Not applied because the topology does not fit and whenUnfit is Refuse."
+    FLAG_REFUSED = "FlagRefused", "An argument, variable or template field that Ballonet owns was set."
+    INVALID_POD_TEMPLATE = "InvalidPodTemplate", "The API server refuses engine.podTemplate."
+    NAME_TAKEN = "NameTaken", "An object of the needed name belongs to somebody else."
+    OTHER_INSTALLATION = "OtherInstallation", "The Deployment is held by another live installation."
+    APPLY_FAILED = "ApplyFailed", "The API server refused or could not be reached; tried again."
+    # Available
+    MINIMUM_REPLICAS = "MinimumReplicasAvailable", "As many pods serve as were asked for."
+    NOT_STARTED = "NotStarted", "No pods were asked for from the cluster."
+    STARTING = "Starting", "Pods are being started or replaced."
+    IMAGE_PULL_FAILED = "ImagePullFailed", "The image cannot be had."
+    CRASH_LOOP = "CrashLoop", "The engine ends again and again."
+    OOM_KILLED = "OOMKilled", "The container used more memory than its limit."
+    UNSCHEDULABLE = "Unschedulable", "No node has what the pod asks for."
+    CLAIM_NOT_BOUND = "ClaimNotBound", "A PersistentVolumeClaim is missing or not bound."
+    REPLICA_FAILURE = "ReplicaFailure", "Pods cannot be created: quota, pod security or admission."
+    ENGINE_REFUSED_TO_START = (
+        "EngineRefusedToStart",
+        "The engine says that the model or its ceiling does not fit the memory it found.",
+    )
+    VERSION_MISMATCH = "VersionMismatch", "The running engine is of another version than declared."
+    PROGRESS_DEADLINE = "ProgressDeadlineExceeded", "The roll-out took longer than its deadline."
+    # MetricsAvailable
+    SCRAPED = "Scraped", "All serving engines reported."
+    NO_ENGINE = "NoEngine", "No engine serves, so there is nothing to read."
+    UNREACHABLE = "Unreachable", "An engine did not answer in time."
+    STALE = "Stale", "The newest report of an engine is too old."
+    INVALID_METRICS = "InvalidMetrics", "An engine reported what cannot be."
+    # Ready and Reconciling
+    SERVING = "Serving", "The current generation is applied and serves."
+    PROGRESSING = "Progressing", "The pool is on its way."
+    INTERNAL_ERROR = "InternalError", "The operator failed several times; its log says why."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one question: what one condition will say, without times."""
+
+    status: Status
+    reason: Reason
+    message: str
+
+
+# Types that are always present, in the order in which a person should read them.
+FINDING_TYPES: Final = (
+    ConditionType.SPEC_RESOLVED,
+    ConditionType.BUDGET_COMPUTED,
+    ConditionType.TOPOLOGY_FITS,
+    ConditionType.CONFIGURED,
+    ConditionType.AVAILABLE,
+    ConditionType.METRICS_AVAILABLE,
+    ConditionType.BUDGET_VERIFIED,
+)
+# What needs a person: waiting does not help, an edit (of the pool or of what it names) does.
+NEEDS_EDIT: Final = frozenset(
+    {
+        Reason.INVALID_SPEC,
+        Reason.UNKNOWN_MODEL,
+        Reason.INVALID_MODEL_CONFIG,
+        Reason.CONFIG_NOT_FOUND,
+        Reason.UNKNOWN_ACCELERATOR,
+        Reason.UNKNOWN_ENGINE_VERSION,
+        Reason.UNSUPPORTED_BY_ENGINE,
+        Reason.MODEL_DOES_NOT_FIT,
+        Reason.CEILING_DOES_NOT_FIT,
+        Reason.REFUSED,
+        Reason.FLAG_REFUSED,
+        Reason.INVALID_POD_TEMPLATE,
+        Reason.NAME_TAKEN,
+    }
+)
+
+
+def summarize(findings: dict[ConditionType, Finding]) -> dict[ConditionType, Finding]:
+    """Return the findings with Ready and, where they are True, Reconciling or Stalled.
+
+    The truth table (docs/conditions.md): Ready is True when Configured and Available are; a pool
+    whose current generation is not applied for a reason that only an edit can cure is Stalled;
+    anything else that is not Ready is Reconciling. Metrics, verification and a topology that was
+    measured not to fit never change Ready.
+    """
+    configured = findings[ConditionType.CONFIGURED]
+    available = findings[ConditionType.AVAILABLE]
+    if configured.status is Status.TRUE and available.status is Status.TRUE:
+        ready = Finding(Status.TRUE, Reason.SERVING, available.message)
+        return {ConditionType.READY: ready, **findings}
+    cause = available if configured.status is Status.TRUE else configured
+    if configured.status is Status.FALSE and configured.reason in NEEDS_EDIT:
+        ready = Finding(Status.FALSE, cause.reason, cause.message)
+        extra = {ConditionType.STALLED: Finding(Status.TRUE, cause.reason, cause.message)}
+    else:
+        status = Status.UNKNOWN if cause.status is Status.UNKNOWN else Status.FALSE
+        ready = Finding(status, cause.reason, cause.message)
+        extra = {ConditionType.RECONCILING: Finding(Status.TRUE, cause.reason, cause.message)}
+    return {ConditionType.READY: ready, **extra, **findings}
+
+
+def violations(conditions: Iterable[tuple[ConditionType, Finding]]) -> list[str]:
+    """Return how a set of conditions breaks the truth table; empty when it holds."""
+    present = dict(conditions)
+    problems = []
+    ready = present.get(ConditionType.READY)
+    if ready is None:
+        problems.append("Ready is missing")
+    problems.extend(f"{kind} is missing" for kind in FINDING_TYPES if kind not in present)
+    progress = [k for k in (ConditionType.RECONCILING, ConditionType.STALLED) if k in present]
+    if len(progress) == 2:
+        problems.append("Reconciling and Stalled are both present")
+    problems.extend(
+        f"{kind} is present but not True" for kind in progress if present[kind].status != Status.TRUE
+    )
+    if ready is not None and (ready.status is Status.TRUE) == bool(progress):
+        problems.append("exactly one of Ready=True, Reconciling and Stalled must hold")
+    if ready is not None and ready.status is Status.TRUE:
+        for kind in (ConditionType.CONFIGURED, ConditionType.AVAILABLE):
+            if kind in present and present[kind].status is not Status.TRUE:
+                problems.append(f"Ready is True although {kind} is {present[kind].status}")
+    return problems

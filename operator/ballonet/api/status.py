@@ -1,0 +1,186 @@
+"""The status of an InferencePool: what was planned, what runs, what was measured."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from ballonet.api.conditions import Status
+from ballonet.api.v1alpha1 import ATOMIC, Model, list_map
+
+Int32 = Annotated[int, Field(ge=0, le=2**31 - 1, json_schema_extra={"format": "int32"})]
+Int64 = Annotated[int, Field(ge=0, le=2**53, json_schema_extra={"format": "int64"})]
+Word = Annotated[str, StringConstraints(max_length=63)]
+
+
+class Source(StrEnum):
+    """Where a number comes from."""
+
+    GIVEN = "Given"
+    PREDICTED = "Predicted"
+    MEASURED = "Measured"
+
+
+class Verdict(StrEnum):
+    FITS = "Fits"
+    DOES_NOT_FIT = "DoesNotFit"
+    UNKNOWN = "Unknown"
+
+
+class EnforcedBy(StrEnum):
+    """Who holds sequences of a role to their ceiling."""
+
+    SERVER = "Server"
+    RUNTIME = "Runtime"
+
+
+class ConditionStatus(Model):
+    """One condition, as in the Kubernetes API conventions."""
+
+    type: Annotated[
+        str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Z][A-Za-z0-9]*$")
+    ] = Field(description="Type of the condition.")
+    status: Status = Field(description="True, False or Unknown.")
+    reason: Annotated[
+        str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Z][A-Za-z0-9]*$")
+    ] = Field(description="Reason in one word.")
+    message: Annotated[str, StringConstraints(max_length=1024)] = Field(
+        description="What a person should know."
+    )
+    last_transition_time: Annotated[
+        str, StringConstraints(max_length=64), Field(json_schema_extra={"format": "date-time"})
+    ] = Field(description="When status changed last.")
+    observed_generation: Int64 = Field(description="Generation of the spec that this speaks of.")
+
+
+class PredictedBudget(Model):
+    """The budget of one engine as planned: an interval unless the KV memory was given."""
+
+    kv_cache_low_bytes: Int64 | None = Field(None, description="KV memory of a rank, low end.")
+    kv_cache_high_bytes: Int64 | None = Field(None, description="KV memory of a rank, high end.")
+    low_blocks: Int64 | None = Field(None, description="KV blocks of an engine, low end.")
+    high_blocks: Int64 | None = Field(None, description="KV blocks of an engine, high end.")
+    block_tokens: Int32 | None = Field(None, description="Tokens a block.")
+    blocks_per_sequence: Int64 | None = Field(
+        None, description="Blocks of one sequence at the pool's ceiling."
+    )
+    max_concurrent: Int32 | None = Field(
+        None, description="Sequences at the pool's ceiling that surely fit one engine at once."
+    )
+
+
+class MeasuredBudget(Model):
+    """The budget of one engine as the running engines report it; the lowest of them."""
+
+    engines: Int32 = Field(description="Engines that reported.")
+    blocks: Int64 = Field(description="KV blocks of an engine.")
+    block_tokens: Int32 | None = Field(None, description="Tokens a block.")
+    kv_cache_bytes: Int64 | None = Field(None, description="KV memory of a rank, where reported.")
+    blocks_per_sequence: Int64 | None = Field(
+        None, description="Blocks of one sequence at the serving ceiling."
+    )
+    max_concurrent: Int32 | None = Field(
+        None, description="Sequences at the serving ceiling that fit one engine at once."
+    )
+
+
+class BudgetStatus(Model):
+    """KV block budget of one engine."""
+
+    source: Source | None = Field(None, description="Where the number that decides comes from.")
+    predicted: PredictedBudget | None = Field(None, description="As planned.")
+    measured: MeasuredBudget | None = Field(None, description="As reported by running engines.")
+    error_per_mille: Annotated[
+        int, Field(ge=-1_000_000, le=1_000_000, json_schema_extra={"format": "int32"})
+    ] | None = Field(
+        None,
+        description="Planned low end less measured blocks, in thousandths of measured; absent "
+        "where the memory was given.",
+    )
+
+
+class RoleStatus(Model):
+    """What one role takes."""
+
+    topology: Word = Field(description="Name of the topology.")
+    role: Word = Field(description="Name of the role.")
+    max_tokens: Int64 = Field(description="Ceiling of the role.")
+    blocks: Int64 | None = Field(None, description="Blocks of one sequence at that ceiling.")
+    enforced_by: EnforcedBy = Field(
+        description="Server where the engine's own limit is the role's ceiling, else Runtime."
+    )
+
+
+class TopologyStatus(Model):
+    """Need and budget, for one engine."""
+
+    required_slots: Int32 | None = Field(None, description="Sequences needed at once.")
+    need_blocks: Int64 | None = Field(None, description="Blocks that these need.")
+    available_slots: Int32 | None = Field(None, description="Sequences that fit at once.")
+    budget_blocks: Int64 | None = Field(None, description="Blocks that are promised.")
+    verdict: Verdict = Field(Verdict.UNKNOWN, description="Whether the topologies fit.")
+    roles: list[RoleStatus] = Field(
+        default_factory=list,
+        max_length=16,
+        json_schema_extra=list_map("topology", "role"),
+        description="What each role takes; the first 16.",
+    )
+
+
+class RemedyStatus(Model):
+    """One change that makes the plan fit."""
+
+    name: Annotated[
+        str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Z][A-Za-z0-9]*$")
+    ] = Field(description="Kind of the remedy.")
+    description: Annotated[str, StringConstraints(max_length=512)] = Field(
+        description="What it changes, what it costs, and the plan that follows."
+    )
+    patch: Annotated[str, StringConstraints(max_length=1024)] = Field(
+        description="JSON merge patch for the pool."
+    )
+    generation: Int64 = Field(description="Generation of the spec that the patch is meant for.")
+
+
+class EngineStatus(Model):
+    """What was really written into the pods."""
+
+    version: Word = Field(description="Version of the engine that was planned for.")
+    max_concurrent: Int32 | None = Field(
+        None, description="Sequences that the engine runs at once: the number in every gate."
+    )
+    args: list[Annotated[str, StringConstraints(max_length=256)]] = Field(
+        default_factory=list,
+        max_length=64,
+        json_schema_extra=ATOMIC,
+        description="Arguments that Ballonet wrote.",
+    )
+
+
+class InferencePoolStatus(Model):
+    """What was planned, what runs, what was measured."""
+
+    observed_generation: Int64 | None = Field(None, description="Generation that was looked at.")
+    conditions: list[ConditionStatus] = Field(
+        default_factory=list,
+        max_length=32,
+        json_schema_extra=list_map("type"),
+        description="Conditions; docs/conditions.md lists types and reasons.",
+    )
+    replicas: Int32 | None = Field(None, description="Engine pods that exist.")
+    ready_replicas: Int32 | None = Field(None, description="Engine pods that serve.")
+    selector: Annotated[str, StringConstraints(max_length=256)] | None = Field(
+        None, description="Label selector of the engine pods, for the scale subresource."
+    )
+    gpus_per_pod: Int32 | None = Field(None, description="Devices that one pod asks for.")
+    budget: BudgetStatus | None = Field(None, description="KV block budget of one engine.")
+    topology: TopologyStatus | None = Field(None, description="Need and budget of one engine.")
+    remedies: list[RemedyStatus] = Field(
+        default_factory=list,
+        max_length=8,
+        json_schema_extra=list_map("name"),
+        description="Changes that make the topologies fit, cheapest first.",
+    )
+    engine: EngineStatus | None = Field(None, description="What was written into the pods.")
