@@ -1,0 +1,1 @@
+"""Load on an engine: the fan-out of an agent run, and a light steady load that must lose nothing."""
