@@ -13,6 +13,8 @@ from typing import Final
 
 
 class Status(StrEnum):
+    """Status of a condition."""
+
     TRUE = "True"
     FALSE = "False"
     UNKNOWN = "Unknown"
@@ -24,6 +26,7 @@ class ConditionType(StrEnum):
     doc: str
 
     def __new__(cls, value: str, doc: str) -> ConditionType:
+        """Make a member from its name and what it means."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.doc = doc
@@ -47,6 +50,7 @@ class Reason(StrEnum):
     doc: str
 
     def __new__(cls, value: str, doc: str) -> Reason:
+        """Make a member from its name and what it means."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.doc = doc
@@ -59,8 +63,14 @@ class Reason(StrEnum):
     INVALID_MODEL_CONFIG = "InvalidModelConfig", "config.json is unusable; mend the named field."
     CONFIG_NOT_FOUND = "ConfigNotFound", "The ConfigMap or its key is missing; create it."
     UNKNOWN_ACCELERATOR = "UnknownAccelerator", "The catalog lacks the device; use a listed name."
-    UNKNOWN_ENGINE_VERSION = "UnknownEngineVersion", "No flag table for this version; use a listed one."
-    UNSUPPORTED_BY_ENGINE = "UnsupportedByEngine", "This engine version or device cannot do the named field."
+    UNKNOWN_ENGINE_VERSION = (
+        "UnknownEngineVersion",
+        "No flag table for this version; use a listed one.",
+    )
+    UNSUPPORTED_BY_ENGINE = (
+        "UnsupportedByEngine",
+        "This engine version or device cannot do the named field.",
+    )
     SPEC_UNRESOLVED = "SpecUnresolved", "Nothing can be worked out until SpecResolved is True."
     # BudgetComputed
     GIVEN = "Given", "The KV memory was given, so the blocks are exact."
@@ -73,13 +83,25 @@ class Reason(StrEnum):
         "UnplannedArgument",
         "An engine argument changes layout or memory in a way that is not planned for.",
     )
-    WEIGHTS_UNKNOWN = "WeightsUnknown", "The size of the weights is unknown; give spec.model.weights."
-    MODEL_DOES_NOT_FIT = "ModelDoesNotFit", "Weights and working memory leave no room for KV blocks."
-    CEILING_DOES_NOT_FIT = "CeilingDoesNotFit", "Not even one sequence at its ceiling fits; the engine would not start."
+    WEIGHTS_UNKNOWN = (
+        "WeightsUnknown",
+        "The size of the weights is unknown; give spec.model.weights.",
+    )
+    MODEL_DOES_NOT_FIT = (
+        "ModelDoesNotFit",
+        "Weights and working memory leave no room for KV blocks.",
+    )
+    CEILING_DOES_NOT_FIT = (
+        "CeilingDoesNotFit",
+        "Not even one sequence at its ceiling fits; the engine would not start.",
+    )
     # TopologyFits
     FITS = "Fits", "The need is at most the budget."
     NO_TOPOLOGY = "NoTopology", "No topology is declared, so there is nothing to fit."
-    EXCEEDS_BUDGET = "ExceedsBudget", "Fewer sequences fit than are needed at once; the rest would queue."
+    EXCEEDS_BUDGET = (
+        "ExceedsBudget",
+        "Fewer sequences fit than are needed at once; the rest would queue.",
+    )
     WOULD_DEADLOCK = (
         "WouldDeadlock",
         "Sequences that hold their slot while they wait leave none for what they wait for.",
@@ -101,7 +123,10 @@ class Reason(StrEnum):
     )
     SETTLING = "Settling", "Waiting for the spec to stay unchanged before pods are replaced."
     REFUSED = "Refused", "Not applied because the topology does not fit and whenUnfit is Refuse."
-    FLAG_REFUSED = "FlagRefused", "An argument, variable or template field that Ballonet owns was set."
+    FLAG_REFUSED = (
+        "FlagRefused",
+        "An argument, variable or template field that Ballonet owns was set.",
+    )
     INVALID_POD_TEMPLATE = "InvalidPodTemplate", "The API server refuses engine.podTemplate."
     NAME_TAKEN = "NameTaken", "An object of the needed name belongs to somebody else."
     OTHER_INSTALLATION = "OtherInstallation", "The Deployment is held by another live installation."
@@ -209,7 +234,9 @@ def violations(conditions: Iterable[tuple[ConditionType, Finding]]) -> list[str]
     if len(progress) == 2:
         problems.append("Reconciling and Stalled are both present")
     problems.extend(
-        f"{kind} is present but not True" for kind in progress if present[kind].status != Status.TRUE
+        f"{kind} is present but not True"
+        for kind in progress
+        if present[kind].status != Status.TRUE
     )
     if ready is not None and (ready.status is Status.TRUE) == bool(progress):
         problems.append("exactly one of Ready=True, Reconciling and Stalled must hold")

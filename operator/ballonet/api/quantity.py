@@ -18,7 +18,9 @@ _QUANTITY = re.compile(
 )
 _SUFFIXES: Final[dict[str, Decimal]] = {
     "": Decimal(1),
-    **{suffix: Decimal(10) ** (3 * power) for power, suffix in enumerate(("n", "u", "m"), start=-3)},
+    **{
+        suffix: Decimal(10) ** (3 * power) for power, suffix in enumerate(("n", "u", "m"), start=-3)
+    },
     **{suffix: Decimal(10) ** (3 * power) for power, suffix in enumerate("kMGTPE", start=1)},
     **{f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)},
 }
@@ -30,7 +32,7 @@ def parse_quantity(text: str | int) -> Decimal:
     Raises:
         ValueError: the text is no quantity; the message holds the text and an example.
     """
-    value = str(text).strip()
+    value = str(text)
     match = _QUANTITY.fullmatch(value) if len(value) <= 32 else None
     if match is None:
         raise ValueError(f"{value[:40]!r} is not a quantity: write for example 8Gi or 8589934592")
@@ -56,10 +58,13 @@ def quantity_bytes(text: str | int) -> int:
     return whole if whole == value else whole + 1
 
 
+MAX_MEMORY_BYTES: Final = 2**53  # 8Pi
+
+
 def _memory(value: Any) -> str | int:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(f"{value!r} is not a quantity: write for example 8Gi or 8589934592")
-    if quantity_bytes(value) > 2**53:
+    if quantity_bytes(value) > MAX_MEMORY_BYTES:
         raise ValueError(f"{value!r} is more memory than any machine has (over 8 PiB)")
     return value
 
@@ -74,6 +79,14 @@ MemoryQuantity = Annotated[
             "pattern": PATTERN,
             "maxLength": 32,
             "x-kubernetes-int-or-string": True,
+            "x-kubernetes-validations": [
+                {
+                    "rule": f"type(self) == int ? self > 0 && self <= {MAX_MEMORY_BYTES} : "
+                    "isQuantity(self) && quantity(self).isGreaterThan(quantity('0')) && "
+                    "!quantity(self).isGreaterThan(quantity('8Pi'))",
+                    "message": "must be a quantity above 0 and at most 8Pi, for example 8Gi",
+                }
+            ],
         }
     ),
 ]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from ballonet.api.conditions import Status
-from ballonet.api.v1alpha1 import ATOMIC, Model, list_map
+from ballonet.api.v1alpha1 import ATOMIC, Model, integer, list_map, text
 
-Int32 = Annotated[int, Field(ge=0, le=2**31 - 1, json_schema_extra={"format": "int32"})]
-Int64 = Annotated[int, Field(ge=0, le=2**53, json_schema_extra={"format": "int64"})]
-Word = Annotated[str, StringConstraints(max_length=63)]
+Int32 = Annotated[int, integer(0, 2**31 - 1)]
+Int64 = Annotated[int, integer(0, 2**53, bits=64)]
+Word = Annotated[str, text(63, low=0)]
 
 
 class Source(StrEnum):
@@ -24,6 +24,8 @@ class Source(StrEnum):
 
 
 class Verdict(StrEnum):
+    """Whether the topologies fit the budget."""
+
     FITS = "Fits"
     DOES_NOT_FIT = "DoesNotFit"
     UNKNOWN = "Unknown"
@@ -39,18 +41,16 @@ class EnforcedBy(StrEnum):
 class ConditionStatus(Model):
     """One condition, as in the Kubernetes API conventions."""
 
-    type: Annotated[
-        str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Z][A-Za-z0-9]*$")
-    ] = Field(description="Type of the condition.")
-    status: Status = Field(description="True, False or Unknown.")
-    reason: Annotated[
-        str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Z][A-Za-z0-9]*$")
-    ] = Field(description="Reason in one word.")
-    message: Annotated[str, StringConstraints(max_length=1024)] = Field(
-        description="What a person should know."
+    type: Annotated[str, text(63, r"^[A-Z][A-Za-z0-9]*$")] = Field(
+        description="Type of the condition."
     )
+    status: Status = Field(description="True, False or Unknown.")
+    reason: Annotated[str, text(63, r"^[A-Z][A-Za-z0-9]*$")] = Field(
+        description="Reason in one word."
+    )
+    message: Annotated[str, text(1024, low=0)] = Field(description="What a person should know.")
     last_transition_time: Annotated[
-        str, StringConstraints(max_length=64), Field(json_schema_extra={"format": "date-time"})
+        str, text(64, low=0), Field(json_schema_extra={"format": "date-time"})
     ] = Field(description="When status changed last.")
     observed_generation: Int64 = Field(description="Generation of the spec that this speaks of.")
 
@@ -66,7 +66,7 @@ class PredictedBudget(Model):
     blocks_per_sequence: Int64 | None = Field(
         None, description="Blocks of one sequence at the pool's ceiling."
     )
-    max_concurrent: Int32 | None = Field(
+    max_concurrent: Int64 | None = Field(
         None, description="Sequences at the pool's ceiling that surely fit one engine at once."
     )
 
@@ -81,7 +81,7 @@ class MeasuredBudget(Model):
     blocks_per_sequence: Int64 | None = Field(
         None, description="Blocks of one sequence at the serving ceiling."
     )
-    max_concurrent: Int32 | None = Field(
+    max_concurrent: Int64 | None = Field(
         None, description="Sequences at the serving ceiling that fit one engine at once."
     )
 
@@ -92,9 +92,7 @@ class BudgetStatus(Model):
     source: Source | None = Field(None, description="Where the number that decides comes from.")
     predicted: PredictedBudget | None = Field(None, description="As planned.")
     measured: MeasuredBudget | None = Field(None, description="As reported by running engines.")
-    error_per_mille: Annotated[
-        int, Field(ge=-1_000_000, le=1_000_000, json_schema_extra={"format": "int32"})
-    ] | None = Field(
+    error_per_mille: Annotated[int, integer(-1_000_000, 1_000_000)] | None = Field(
         None,
         description="Planned low end less measured blocks, in thousandths of measured; absent "
         "where the memory was given.",
@@ -116,9 +114,9 @@ class RoleStatus(Model):
 class TopologyStatus(Model):
     """Need and budget, for one engine."""
 
-    required_slots: Int32 | None = Field(None, description="Sequences needed at once.")
+    required_slots: Int64 | None = Field(None, description="Sequences needed at once.")
     need_blocks: Int64 | None = Field(None, description="Blocks that these need.")
-    available_slots: Int32 | None = Field(None, description="Sequences that fit at once.")
+    available_slots: Int64 | None = Field(None, description="Sequences that fit at once.")
     budget_blocks: Int64 | None = Field(None, description="Blocks that are promised.")
     verdict: Verdict = Field(Verdict.UNKNOWN, description="Whether the topologies fit.")
     roles: list[RoleStatus] = Field(
@@ -132,15 +130,13 @@ class TopologyStatus(Model):
 class RemedyStatus(Model):
     """One change that makes the plan fit."""
 
-    name: Annotated[
-        str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Z][A-Za-z0-9]*$")
-    ] = Field(description="Kind of the remedy.")
-    description: Annotated[str, StringConstraints(max_length=512)] = Field(
+    name: Annotated[str, text(63, r"^[A-Z][A-Za-z0-9]*$")] = Field(
+        description="Kind of the remedy."
+    )
+    description: Annotated[str, text(512, low=0)] = Field(
         description="What it changes, what it costs, and the plan that follows."
     )
-    patch: Annotated[str, StringConstraints(max_length=1024)] = Field(
-        description="JSON merge patch for the pool."
-    )
+    patch: Annotated[str, text(1024, low=0)] = Field(description="JSON merge patch for the pool.")
     generation: Int64 = Field(description="Generation of the spec that the patch is meant for.")
 
 
@@ -148,10 +144,10 @@ class EngineStatus(Model):
     """What was really written into the pods."""
 
     version: Word = Field(description="Version of the engine that was planned for.")
-    max_concurrent: Int32 | None = Field(
+    max_concurrent: Int64 | None = Field(
         None, description="Sequences that the engine runs at once: the number in every gate."
     )
-    args: list[Annotated[str, StringConstraints(max_length=256)]] = Field(
+    args: list[Annotated[str, text(256, low=0)]] = Field(
         default_factory=list,
         max_length=64,
         json_schema_extra=ATOMIC,
@@ -171,7 +167,7 @@ class InferencePoolStatus(Model):
     )
     replicas: Int32 | None = Field(None, description="Engine pods that exist.")
     ready_replicas: Int32 | None = Field(None, description="Engine pods that serve.")
-    selector: Annotated[str, StringConstraints(max_length=256)] | None = Field(
+    selector: Annotated[str, text(256, low=0)] | None = Field(
         None, description="Label selector of the engine pods, for the scale subresource."
     )
     gpus_per_pod: Int32 | None = Field(None, description="Devices that one pod asks for.")

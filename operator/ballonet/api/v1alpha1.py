@@ -1,17 +1,30 @@
 """The InferencePool resource, version v1alpha1, as pydantic models.
 
 The models are the single source of the CRD (``make generate``): bounds, defaults, descriptions and
-CEL rules stand here once. The API server enforces them; parsing here is lenient (unknown fields are
-ignored) so that a newer CRD never crashes an older operator.
+rules stand here once. The API server enforces them, and parsing does where there is no API server.
+Parsing ignores unknown fields, so that a newer CRD never crashes an older operator.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from ballonet.api.quantity import MemoryQuantity
 
@@ -22,14 +35,49 @@ KIND: Final = "InferencePool"
 PLURAL: Final = "inferencepools"
 SINGULAR: Final = "inferencepool"
 SHORT_NAMES: Final = ("kvpool",)
+CATEGORIES: Final = ("ballonet",)
 
 MAX_CONFIG_CHARACTERS: Final = 65_536
 MAX_TOKENS: Final = 16_777_216
 MAX_COUNT: Final = 10_000
+# All topologies together: it keeps every sum of slots and blocks inside its integer in status.
+MAX_SEQUENCES: Final = 1_000_000
+MAX_NAME_CHARACTERS: Final = 63
 
 NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 # A DNS-1123 subdomain: the names of ConfigMaps and PersistentVolumeClaims.
-OBJECT_NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+OBJECT_NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+LABEL_KEY_PATTERN: Final = (
+    r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+)
+LABEL_VALUE_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A static rule over several fields, in the language of either place that checks it.
+
+    ``cel`` is for the API server, ``holds`` for plans without one; both see the object that the
+    rule stands at and must agree. ``field`` is the path below it that an error is shown at.
+    """
+
+    cel: str
+    message: str
+    holds: Callable[[Any], bool]
+    field: str = ""
+
+    def schema(self) -> dict[str, str]:
+        """Return the rule as an entry of x-kubernetes-validations."""
+        entry = {"rule": self.cel, "message": self.message}
+        return {**entry, "fieldPath": self.field} if self.field else entry
+
+
+NAME_RULE: Final = Rule(
+    "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')",
+    "metadata.name must be a DNS-1035 label of at most 63 characters (a-z, 0-9 and -, starting "
+    "with a letter), because the Service of the pool carries it",
+    lambda name: re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name) is not None,
+)
 
 
 class Model(BaseModel):
@@ -38,23 +86,66 @@ class Model(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True
     )
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        problems = [rule.message for rule in self.RULES if not rule.holds(self)]
+        problems += [
+            f"{field.alias} has {repeated!r} twice"
+            for name, field in type(self).model_fields.items()
+            if (repeated := _repeated(field, getattr(self, name))) is not None
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        if cls.RULES:
+            found = handler.resolve_ref_schema(schema)
+            found["x-kubernetes-validations"] = [rule.schema() for rule in cls.RULES]
+        return schema
 
 
-Name = Annotated[
-    str, StringConstraints(min_length=1, max_length=63, pattern=NAME_PATTERN)
-]
-ObjectName = Annotated[
-    str, StringConstraints(min_length=1, max_length=253, pattern=OBJECT_NAME_PATTERN)
-]
-Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS, json_schema_extra={"format": "int64"})]
-Count = Annotated[int, Field(ge=1, le=MAX_COUNT, json_schema_extra={"format": "int32"})]
+def _repeated(field: FieldInfo, value: object) -> str | None:
+    """Return the first key that stands twice in a list that is a set or a map, or None."""
+    extra = field.json_schema_extra
+    if not isinstance(value, list) or not isinstance(extra, dict):
+        return None
+    keys = extra.get("x-kubernetes-list-map-keys")
+    seen: set[object] = set()
+    for item in value:
+        if isinstance(keys, list):
+            by_alias = item.model_dump(by_alias=True)
+            key = "/".join(str(by_alias[str(name)]) for name in keys)
+        elif extra.get("x-kubernetes-list-type") == "set":
+            key = str(item)
+        else:
+            return None
+        if key in seen:
+            return key
+        seen.add(key)
+    return None
 
 
-def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
-    """Return the schema extra that carries CEL rules as (rule, message) pairs."""
-    return {
-        "x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]
-    }
+def integer(low: int, high: int, *, bits: int = 32) -> Any:
+    """Return the bounds of an integer field; strict, because the API server takes no "5"."""
+    return Field(strict=True, ge=low, le=high, json_schema_extra={"format": f"int{bits}"})
+
+
+def text(high: int, pattern: str | None = None, *, low: int = 1) -> StringConstraints:
+    """Return the bounds of a string field, in characters."""
+    return StringConstraints(min_length=low or None, max_length=high, pattern=pattern)
+
+
+Name = Annotated[str, text(63, NAME_PATTERN)]
+ObjectName = Annotated[str, text(253, OBJECT_NAME_PATTERN)]
+Tokens = Annotated[int, integer(1, MAX_TOKENS, bits=64)]
+Count = Annotated[int, integer(1, MAX_COUNT)]
 
 
 def list_map(*keys: str) -> dict[str, Any]:
@@ -70,42 +161,58 @@ SET: Final[dict[str, Any]] = {"x-kubernetes-list-type": "set"}
 
 
 class EngineType(StrEnum):
+    """Inference engines."""
+
     VLLM = "VLLM"
 
 
 class KvCacheType(StrEnum):
+    """Number formats of the KV cache."""
+
     AUTO = "Auto"
     BF16 = "BF16"
     FP8 = "FP8"
 
 
 class PrefixCaching(StrEnum):
+    """Whether the engine keeps the blocks of prompt beginnings."""
+
     AUTO = "Auto"
     ENABLED = "Enabled"
     DISABLED = "Disabled"
 
 
 class PrefixCredit(StrEnum):
+    """Whether a shared prefix counts once per engine."""
+
     NONE = "None"
     DECLARED = "Declared"
 
 
 class HoldsSlot(StrEnum):
+    """Whether a sequence that waits for others keeps its slot."""
+
     ALWAYS = "Always"
     NEVER = "Never"
 
 
 class WhenUnfit(StrEnum):
+    """What happens to a pool whose topologies do not fit."""
+
     REFUSE = "Refuse"
     WARN = "Warn"
 
 
 class Queue(StrEnum):
+    """Whether the engine's queue has an end."""
+
     UNBOUNDED = "Unbounded"
     BOUNDED = "Bounded"
 
 
 class RolloutStrategy(StrEnum):
+    """How pods are replaced."""
+
     ROLLING_UPDATE = "RollingUpdate"
     RECREATE = "Recreate"
 
@@ -117,26 +224,25 @@ class ConfigMapKeyRef(Model):
     """A key of a ConfigMap in the pool's namespace."""
 
     name: ObjectName = Field(description="Name of the ConfigMap in the pool's namespace.")
-    key: Annotated[
-        str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")
-    ] = Field(description="Key that holds the text of the model's config.json.")
+    key: Annotated[str, text(253, r"^[-._a-zA-Z0-9]+$")] = Field(
+        description="Key that holds the text of the model's config.json."
+    )
 
 
 class ModelConfig(Model):
     """Where the model's own config.json is read from."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "has(self.inline) != has(self.configMapRef)",
-                "give exactly one of inline and configMapRef",
-            )
-        )
+    RULES = (
+        Rule(
+            "has(self.inline) != has(self.configMapRef)",
+            "give exactly one of inline and configMapRef",
+            lambda config: (config.inline is None) != (config.config_map_ref is None),
+        ),
     )
 
-    inline: Annotated[
-        str, StringConstraints(min_length=1, max_length=MAX_CONFIG_CHARACTERS)
-    ] | None = Field(None, description="The text of config.json itself.")
+    inline: Annotated[str, text(MAX_CONFIG_CHARACTERS)] | None = Field(
+        None, description="The text of config.json itself."
+    )
     config_map_ref: ConfigMapKeyRef | None = Field(
         None,
         description="ConfigMap key that holds the text of config.json. Read at each pass; a change "
@@ -160,22 +266,19 @@ class ModelClaim(Model):
         description="Name of the PersistentVolumeClaim in the pool's namespace; mounted read-only "
         "at /model."
     )
-    path: Annotated[
-        str,
-        StringConstraints(
-            min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_][-A-Za-z0-9._]*(/[A-Za-z0-9_][-A-Za-z0-9._]*)*$"
-        ),
-    ] | None = Field(
-        None, description="Folder of the model inside the volume; absent means its root."
-    )
+    path: (
+        Annotated[
+            str,
+            text(255, r"^[A-Za-z0-9_][-A-Za-z0-9._]*(/[A-Za-z0-9_][-A-Za-z0-9._]*)*$"),
+        ]
+        | None
+    ) = Field(None, description="Folder of the model inside the volume; absent means its root.")
 
 
 class ModelSpec(Model):
     """The model that the pool serves."""
 
-    name: Annotated[
-        str, StringConstraints(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][-A-Za-z0-9._/]*$")
-    ] = Field(
+    name: Annotated[str, text(253, r"^[A-Za-z0-9][-A-Za-z0-9._/]*$")] = Field(
         description="Hub name of the model. Its geometry comes from the catalog by this name, or "
         "from config. Without claim the engine loads the model by this name."
     )
@@ -185,17 +288,15 @@ class ModelSpec(Model):
     weights: Weights | None = Field(
         None, description="Size of the weights; it goes before the catalog."
     )
-    served_names: list[
-        Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[^\s,]+$")]
-    ] = Field(
+    served_names: list[Annotated[str, text(253, r"^[^\s,]+$")]] = Field(
         default_factory=list,
         max_length=16,
         json_schema_extra=SET,
         description="Names by which clients ask for the model; empty means name.",
     )
-    revision: Annotated[
-        str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][-A-Za-z0-9._/]*$")
-    ] | None = Field(None, description="Hub revision to load.")
+    revision: Annotated[str, text(128, r"^[A-Za-z0-9][-A-Za-z0-9._/]*$")] | None = Field(
+        None, description="Hub revision to load."
+    )
     claim: ModelClaim | None = Field(
         None, description="Volume that holds the model's files; absent means the engine fetches it."
     )
@@ -204,12 +305,10 @@ class ModelSpec(Model):
 class EnvVar(Model):
     """One plain environment variable. Secrets belong into podTemplate as references."""
 
-    name: Annotated[
-        str, StringConstraints(min_length=1, max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")
-    ] = Field(description="Name of the variable; variables that Ballonet owns are refused.")
-    value: Annotated[str, StringConstraints(max_length=4096)] = Field(
-        "", description="Value of the variable."
+    name: Annotated[str, text(253, r"^[A-Za-z_][A-Za-z0-9_.-]*$")] = Field(
+        description="Name of the variable; variables that Ballonet owns are refused."
     )
+    value: Annotated[str, text(4096, low=0)] = Field("", description="Value of the variable.")
 
 
 class EngineSpec(Model):
@@ -218,21 +317,18 @@ class EngineSpec(Model):
     type: EngineType = Field(EngineType.VLLM, description="Engine.")
     version: Annotated[
         str,
-        StringConstraints(
-            min_length=1, max_length=32, pattern=r"^[0-9]+\.[0-9]+\.[0-9]+([.+-]?[0-9A-Za-z.]+)?$"
-        ),
+        text(32, r"^[0-9]+\.[0-9]+\.[0-9]+([.+-]?[0-9A-Za-z.]+)?$"),
     ] = Field(description="Version of the engine in the image, for example 0.32.0.")
-    image: Annotated[
-        str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\s]+$")
-    ] | None = Field(
+    image: Annotated[str, text(512, r"^[^\s]+$")] | None = Field(
         None, description="Container image; absent means the engine's public image of that version."
     )
-    args: list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]] = Field(
+    args: list[Annotated[str, text(4096)]] = Field(
         default_factory=list,
         max_length=64,
         json_schema_extra=ATOMIC,
-        description="Further arguments of the engine. Flags that Ballonet owns are refused in every "
-        "spelling; flags that change layout or memory and are not planned for make the plan Unknown.",
+        description="Further arguments of the engine. Flags that Ballonet owns are refused in "
+        "every spelling; flags that change layout or memory and are not planned for make the plan "
+        "Unknown.",
     )
     env: list[EnvVar] = Field(
         default_factory=list,
@@ -246,29 +342,41 @@ class EngineSpec(Model):
         "volume and variable; what Ballonet owns wins.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
     )
-    startup_timeout_seconds: Annotated[
-        int, Field(ge=30, le=21_600, json_schema_extra={"format": "int32"})
-    ] = Field(1800, description="Longest time from container start to a served model, in seconds.")
+    startup_timeout_seconds: Annotated[int, integer(30, 21_600)] = Field(
+        1800, description="Longest time from container start to a served model, in seconds."
+    )
 
 
 class AcceleratorSpec(Model):
     """The device that one rank of the engine runs on."""
 
-    type: Annotated[
-        str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][-A-Za-z0-9._]*$")
-    ] = Field(description="Device by catalog name, for example H100-80GB, or CPU.")
-    memory_percent: Annotated[
-        int, Field(ge=10, le=98, json_schema_extra={"format": "int32"})
-    ] = Field(90, description="Share of the device memory that the engine may use.")
-    resource_name: Annotated[
-        str,
-        StringConstraints(
-            min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$"
+    RULES = (
+        Rule(
+            f"!has(self.nodeSelector) || self.nodeSelector.all(k, "
+            f"k.matches(r'{LABEL_KEY_PATTERN}'))",
+            "keys of nodeSelector must be label keys, for example example.com/gpu or gpu",
+            lambda accelerator: all(
+                re.fullmatch(LABEL_KEY_PATTERN.removesuffix("$"), key)
+                for key in accelerator.node_selector
+            ),
+            field=".nodeSelector",
         ),
-    ] | None = Field(
-        None, description="Kubernetes resource of the device; absent means the catalog's."
     )
-    node_selector: dict[str, Annotated[str, StringConstraints(max_length=63)]] = Field(
+
+    type: Annotated[str, text(63, r"^[A-Za-z0-9][-A-Za-z0-9._]*$")] = Field(
+        description="Device by catalog name, for example H100-80GB, or CPU."
+    )
+    memory_percent: Annotated[int, integer(10, 98)] = Field(
+        90, description="Share of the device memory that the engine may use."
+    )
+    resource_name: (
+        Annotated[
+            str,
+            text(253, r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$"),
+        ]
+        | None
+    ) = Field(None, description="Kubernetes resource of the device; absent means the catalog's.")
+    node_selector: dict[str, Annotated[str, text(63, LABEL_VALUE_PATTERN, low=0)]] = Field(
         default_factory=dict,
         max_length=16,
         description="Node labels that the pods need.",
@@ -278,12 +386,8 @@ class AcceleratorSpec(Model):
 class ParallelismSpec(Model):
     """How one engine is spread over devices. Devices a pod = tensor x pipeline."""
 
-    tensor: Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})] = Field(
-        1, description="Tensor parallel size."
-    )
-    pipeline: Annotated[int, Field(ge=1, le=64, json_schema_extra={"format": "int32"})] = Field(
-        1, description="Pipeline parallel size."
-    )
+    tensor: Annotated[int, integer(1, 64)] = Field(1, description="Tensor parallel size.")
+    pipeline: Annotated[int, integer(1, 64)] = Field(1, description="Pipeline parallel size.")
 
 
 class SequenceSpec(Model):
@@ -298,14 +402,10 @@ class SequenceSpec(Model):
     prefix_caching: PrefixCaching = Field(
         PrefixCaching.AUTO, description="Prefix caching; Auto is on where the engine supports it."
     )
-    block_tokens: Annotated[
-        int, Field(ge=1, le=4096, json_schema_extra={"format": "int32"})
-    ] | None = Field(
+    block_tokens: Annotated[int, integer(1, 4096)] | None = Field(
         None, description="Tokens a block; absent means 16, on the CPU backend 32."
     )
-    max_batched_tokens: Annotated[
-        int, Field(ge=1, le=1_048_576, json_schema_extra={"format": "int32"})
-    ] | None = Field(
+    max_batched_tokens: Annotated[int, integer(1, 1_048_576)] | None = Field(
         None, description="Most tokens in one engine step; absent means chosen by device."
     )
 
@@ -358,9 +458,9 @@ class Topology(Model):
 class BudgetSpec(Model):
     """How the KV block budget is worked out."""
 
-    safety_percent: Annotated[
-        int, Field(ge=1, le=100, json_schema_extra={"format": "int32"})
-    ] = Field(90, description="Share of the usable blocks that is promised.")
+    safety_percent: Annotated[int, integer(1, 100)] = Field(
+        90, description="Share of the usable blocks that is promised."
+    )
     kv_cache_memory_per_rank: MemoryQuantity | None = Field(
         None,
         description="Exact KV cache memory given to each rank; absent means predicted from the "
@@ -381,9 +481,9 @@ class AdmissionSpec(Model):
 class RolloutSpec(Model):
     """How pods are replaced."""
 
-    drain_seconds: Annotated[
-        int, Field(ge=0, le=3600, json_schema_extra={"format": "int32"})
-    ] = Field(60, description="Longest time a pod may take to finish its requests.")
+    drain_seconds: Annotated[int, integer(0, 3600)] = Field(
+        60, description="Longest time a pod may take to finish its requests."
+    )
     strategy: RolloutStrategy = Field(
         RolloutStrategy.ROLLING_UPDATE,
         description="RollingUpdate replaces one pod at a time without a further device; Recreate "
@@ -391,39 +491,89 @@ class RolloutSpec(Model):
     )
 
 
+def _roles(spec: InferencePoolSpec) -> list[Role]:
+    return [role for topology in spec.topologies for role in topology.roles]
+
+
+def _prefix_tokens(spec: InferencePoolSpec) -> dict[str, int]:
+    return {prefix.name: prefix.tokens for prefix in spec.shared_prefixes}
+
+
 class InferencePoolSpec(Model):
     """What the user wants."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "!has(self.topologies) || self.topologies.all(t, t.roles.all(r, !has(r.maxTokens) "
-                "|| r.maxTokens <= self.sequence.maxTokens))",
-                "a role's maxTokens must not exceed sequence.maxTokens",
+    RULES = (
+        Rule(
+            "!has(self.topologies) || self.topologies.all(t, t.roles.all(r, !has(r.maxTokens) "
+            "|| r.maxTokens <= self.sequence.maxTokens))",
+            "a role's maxTokens must not exceed sequence.maxTokens",
+            lambda spec: all(
+                role.max_tokens is None or role.max_tokens <= spec.sequence.max_tokens
+                for role in _roles(spec)
             ),
-            (
-                "!has(self.topologies) || self.topologies.all(t, t.roles.all(r, "
-                "!has(r.sharedPrefix) || (has(self.sharedPrefixes) && "
-                "self.sharedPrefixes.exists(p, p.name == r.sharedPrefix))))",
-                "a role's sharedPrefix must be the name of one of sharedPrefixes",
+            field=".topologies",
+        ),
+        Rule(
+            "!has(self.topologies) || self.topologies.all(t, t.roles.all(r, "
+            "!has(r.sharedPrefix) || (has(self.sharedPrefixes) && "
+            "self.sharedPrefixes.exists(p, p.name == r.sharedPrefix))))",
+            "a role's sharedPrefix must be the name of one of sharedPrefixes",
+            lambda spec: all(
+                role.shared_prefix is None or role.shared_prefix in _prefix_tokens(spec)
+                for role in _roles(spec)
             ),
-            (
-                "!has(self.sharedPrefixes) || self.sharedPrefixes.all(p, p.tokens <= "
-                "self.sequence.maxTokens)",
-                "a shared prefix must not be longer than sequence.maxTokens",
+            field=".topologies",
+        ),
+        Rule(
+            "!has(self.topologies) || !has(self.sharedPrefixes) || self.topologies.all(t, "
+            "t.roles.all(r, !has(r.sharedPrefix) || !has(r.maxTokens) || "
+            "self.sharedPrefixes.all(p, p.name != r.sharedPrefix || p.tokens <= r.maxTokens)))",
+            "a role's sharedPrefix must not be longer than the role's maxTokens",
+            lambda spec: all(
+                role.shared_prefix is None
+                or role.max_tokens is None
+                or _prefix_tokens(spec).get(role.shared_prefix, 0) <= role.max_tokens
+                for role in _roles(spec)
             ),
-            (
-                "self.accelerator.type != 'CPU' || has(self.budget.kvCacheMemoryPerRank)",
-                "accelerator.type CPU needs budget.kvCacheMemoryPerRank",
+            field=".topologies",
+        ),
+        Rule(
+            f"!has(self.topologies) || self.topologies.map(t, t.concurrentRuns * "
+            f"t.roles.map(r, r.count).sum()).sum() <= {MAX_SEQUENCES}",
+            f"all topologies together must not need more than {MAX_SEQUENCES} sequences at once",
+            lambda spec: (
+                sum(t.concurrent_runs * sum(r.count for r in t.roles) for t in spec.topologies)
+                <= MAX_SEQUENCES
             ),
-            (
-                "self.accelerator.type != 'CPU' || has(self.engine.image)",
-                "accelerator.type CPU needs engine.image",
+            field=".topologies",
+        ),
+        Rule(
+            "!has(self.sharedPrefixes) || self.sharedPrefixes.all(p, p.tokens <= "
+            "self.sequence.maxTokens)",
+            "a shared prefix must not be longer than sequence.maxTokens",
+            lambda spec: all(
+                prefix.tokens <= spec.sequence.max_tokens for prefix in spec.shared_prefixes
             ),
-        )
+            field=".sharedPrefixes",
+        ),
+        Rule(
+            "self.accelerator.type.lowerAscii() != 'cpu' || has(self.budget.kvCacheMemoryPerRank)",
+            "accelerator.type CPU needs budget.kvCacheMemoryPerRank",
+            lambda spec: (
+                spec.accelerator.type.lower() != "cpu"
+                or spec.budget.kv_cache_memory_per_rank is not None
+            ),
+            field=".budget.kvCacheMemoryPerRank",
+        ),
+        Rule(
+            "self.accelerator.type.lowerAscii() != 'cpu' || has(self.engine.image)",
+            "accelerator.type CPU needs engine.image, because the public image is for GPUs",
+            lambda spec: spec.accelerator.type.lower() != "cpu" or spec.engine.image is not None,
+            field=".engine.image",
+        ),
     )
 
-    replicas: Annotated[int, Field(ge=0, le=1000, json_schema_extra={"format": "int32"})] = Field(
+    replicas: Annotated[int, integer(0, 1000)] = Field(
         1, description="Engine pods; the scale subresource may own it."
     )
     model: ModelSpec = Field(description="The model that the pool serves.")
@@ -445,9 +595,9 @@ class InferencePoolSpec(Model):
         json_schema_extra=list_map("name"),
         description="Shapes of agent runs; all of them may run at the same time.",
     )
-    reserved_slots: Annotated[
-        int, Field(ge=0, le=MAX_COUNT, json_schema_extra={"format": "int32"})
-    ] = Field(0, description="Slots of each engine kept for traffic that is no agent run.")
+    reserved_slots: Annotated[int, integer(0, MAX_COUNT)] = Field(
+        0, description="Slots of each engine kept for traffic that is no agent run."
+    )
     when_unfit: WhenUnfit = Field(
         WhenUnfit.REFUSE,
         description="Refuse starts no pods for topologies that do not fit; Warn starts them with "
@@ -459,6 +609,4 @@ class InferencePoolSpec(Model):
     admission: AdmissionSpec = Field(
         default_factory=AdmissionSpec, description="What happens to requests beyond the slots."
     )
-    rollout: RolloutSpec = Field(
-        default_factory=RolloutSpec, description="How pods are replaced."
-    )
+    rollout: RolloutSpec = Field(default_factory=RolloutSpec, description="How pods are replaced.")
