@@ -1,0 +1,1 @@
+"""The Kubernetes API server behind a small port: client, events, lease."""

@@ -1,0 +1,1 @@
+"""What running engines report, behind a small port."""

@@ -1,0 +1,1 @@
+"""Fakes that the controller tests share."""
