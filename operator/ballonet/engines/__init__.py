@@ -1,0 +1,1 @@
+"""One module an engine: its arguments, its metric names, its words at start."""

@@ -1,0 +1,67 @@
+"""Whole-number arithmetic of bytes, tokens and blocks, and intervals of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024**2
+GIB: Final = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A quantity known to lie between two whole numbers, both included.
+
+    Promises use the low end, refusals the high end.
+
+    Raises:
+        ValueError: low is more than high.
+    """
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"interval {self.low}..{self.high} is upside down")
+
+    @classmethod
+    def point(cls, value: int) -> Interval:
+        """Return the interval that holds one number."""
+        return cls(value, value)
+
+    @property
+    def exact(self) -> bool:
+        """Whether only one number is possible."""
+        return self.low == self.high
+
+    def __add__(self, other: Interval) -> Interval:
+        return Interval(self.low + other.low, self.high + other.high)
+
+    def __sub__(self, other: Interval) -> Interval:
+        return Interval(self.low - other.high, self.high - other.low)
+
+    def scaled(self, numerator: int, denominator: int = 1) -> Interval:
+        """Return floor(x * numerator / denominator) of both ends."""
+        return Interval(self.low * numerator // denominator, self.high * numerator // denominator)
+
+
+def ceil_div(dividend: int, divisor: int) -> int:
+    """Return the quotient rounded up."""
+    return -(-dividend // divisor)
+
+
+def format_bytes(value: int) -> str:
+    """Return bytes for people: GiB with two decimals, MiB below one GiB.
+
+    Rounded half up in whole numbers, so the text is the same on every machine.
+    """
+    sign, size = ("-", -value) if value < 0 else ("", value)
+    unit, name = (GIB, "GiB") if size >= GIB else (MIB, "MiB")
+    hundredths = (200 * size + unit) // (2 * unit)
+    whole, rest = divmod(hundredths, 100)
+    if unit == MIB and rest == 0:
+        return f"{sign}{whole} {name}"
+    return f"{sign}{whole}.{rest:02} {name}"
