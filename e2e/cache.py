@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def cache_root() -> Path:
-    """`$BALLONET_CACHE`, else `$XDG_CACHE_HOME/ballonet`, else `~/.cache/ballonet`; made if missing."""
+    """`$BALLONET_CACHE`, else `$XDG_CACHE_HOME/ballonet`, else `~/.cache/ballonet`; made here."""
     explicit = os.environ.get("BALLONET_CACHE")
     if explicit:
         root = Path(explicit)
@@ -45,7 +45,7 @@ def tree_parts(root: Path) -> Iterator[str | bytes]:
 
 @contextmanager
 def locked(name: str) -> Iterator[None]:
-    """Hold the machine-wide lock `name` (a file in the cache folder) for the length of the block."""
+    """Hold the machine-wide lock `name`, a file in the cache folder, within the block."""
     with (cache_root() / f"{name}.lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

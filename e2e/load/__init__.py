@@ -1,1 +1,1 @@
-"""Load on an engine: the fan-out of an agent run, and a light steady load that must lose nothing."""
+"""Load on an engine: the fan-out of an agent run, and a steady load that must lose nothing."""

@@ -1,4 +1,4 @@
-"""One completion request with an exact number of tokens, and the few gauges that the load watches."""
+"""A completion request with an exact number of tokens, and the gauges that the load watches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Gauges:
 
 def random_prompt(tokens: int, *, seed: str, vocabulary: int = 4096) -> list[int]:
     """Token ids that share no prefix with those of another seed (special tokens left out)."""
-    source = random.Random(seed)  # noqa: S311 - not for cryptography
+    source = random.Random(seed)
     return [source.randrange(8, vocabulary) for _ in range(tokens)]
 
 

@@ -7,6 +7,7 @@ all of them in and runs out of blocks only while they grow.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 import aiohttp
 
 from e2e.load.client import (
+    Answer,
     Gauges,
     RequestFailedError,
     complete,
@@ -117,29 +119,12 @@ async def fan_out(
         sampler.cancel()
         await asyncio.gather(sampler, return_exceptions=True)
         after = await _settled(session, pages)
-    return _result(sequences, outcomes, before, after, samples, wall_seconds)
-
-
-def _result(
-    sequences: Sequence[SequenceShape],
-    outcomes: Sequence[Any],
-    before: Gauges,
-    after: Gauges,
-    samples: Sequence[Gauges],
-    wall_seconds: float,
-) -> FanOutResult:
-    failures = []
-    for sequence, outcome in zip(sequences, outcomes, strict=True):
-        if isinstance(outcome, RequestFailedError):
-            failures.append(f"{sequence.role}: {outcome}")
-        elif isinstance(outcome, BaseException):
-            raise outcome
-    answers = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+    failures, answers = _sorted_out(sequences, outcomes)
     peak_usage = max(sample.usage for sample in samples)
     return FanOutResult(
         requests=len(sequences),
         finished=len(answers),
-        failures=tuple(failures),
+        failures=failures,
         retries=sum(answer.retries for answer in answers),
         generated_tokens=sum(answer.generated_tokens for answer in answers),
         preemptions=after.preemptions - before.preemptions,
@@ -152,14 +137,29 @@ def _result(
     )
 
 
+def _sorted_out(
+    sequences: Sequence[SequenceShape], outcomes: Sequence[Answer | BaseException]
+) -> tuple[tuple[str, ...], list[Answer]]:
+    """Failed requests as text, and the answers; any other exception is a fault of the load."""
+    failures = []
+    answers = []
+    for sequence, outcome in zip(sequences, outcomes, strict=True):
+        if isinstance(outcome, Answer):
+            answers.append(outcome)
+        elif isinstance(outcome, RequestFailedError):
+            failures.append(f"{sequence.role}: {outcome}")
+        else:
+            raise outcome
+    return tuple(failures), answers
+
+
 async def _sample(
     session: aiohttp.ClientSession, pages: Sequence[str], samples: list[Gauges]
 ) -> None:
     while True:
-        try:
+        # A missed sample is no harm; a page that stays away fails when the counter is read.
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             samples.append(await read_gauges(session, pages))
-        except (aiohttp.ClientError, TimeoutError):
-            pass  # one missed sample; a page that stays away is an error when the counter is read
         await asyncio.sleep(SAMPLE_SECONDS)
 
 

