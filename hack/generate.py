@@ -1,0 +1,47 @@
+"""Write every generated file of the tree, or say which ones are not as they should be.
+
+Usage: ``python hack/generate.py [--check]``; ``make generate`` runs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "operator"))
+
+from ballonet.api import crdgen  # noqa: E402 - found by the line above
+
+
+def generated() -> dict[str, str]:
+    """Return the text of each generated file by its path below the root of the tree."""
+    return {
+        "crds/ballonet.io_inferencepools.yaml": crdgen.crd_yaml(),
+    }
+
+
+def outdated() -> list[str]:
+    """Return the paths whose content is not what the generator gives."""
+    return [
+        path
+        for path, text in generated().items()
+        if not (ROOT / path).is_file() or (ROOT / path).read_text() != text
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the program; return 1 when --check finds an outdated file."""
+    stale = outdated()
+    for path in stale:
+        if "--check" in arguments:
+            print(f"{path} is not what the models give: run `make generate`")
+        else:
+            (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+            (ROOT / path).write_text(generated()[path])
+            print(f"wrote {path}")
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
