@@ -1,0 +1,307 @@
+"""Fixtures of everything that runs against a real cluster.
+
+The cluster is the embedded one, or the kube context that BALLONET_E2E_CONTEXT names; never another.
+Where it cannot be used the scenarios are skipped with the reason; with BALLONET_REQUIRE_E2E=1 that
+is a failure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+import pytest
+
+from e2e.cluster import Cluster, ClusterError, unavailable_reason
+from e2e.faults.proxy import FaultProxy, Upstream
+from e2e.harness import installation
+from e2e.harness.api import NAMESPACE, POOL, Api, Json
+from e2e.harness.audit import AuditLog
+from e2e.harness.operators import LocalOperator, PodOperator, release_lease
+from e2e.harness.poll import eventually
+from e2e.harness.recorder import StatusRecorder
+
+SCENARIOS: Final = Path(__file__).parent / "scenarios"
+SCENARIO_TIMEOUT_SECONDS: Final = 300
+RUN: Final = "e2e"
+
+
+@dataclass(frozen=True)
+class Site:
+    """The cluster under test. `embedded` and `audit` are None on a cluster of another kind."""
+
+    api: Api
+    kubeconfig: Path
+    embedded: Cluster | None
+    audit: AuditLog | None
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """Run kubectl as a person would and return what it prints.
+
+        Raises:
+            AssertionError: it failed; the message holds what it said.
+        """
+        command = ["kubectl", f"--kubeconfig={self.kubeconfig}", *self._context(), *arguments]
+        path = os.environ["PATH"]
+        if self.embedded is not None:
+            path = self.embedded.environment()["PATH"]
+        done = subprocess.run(
+            command,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env=os.environ | {"PATH": path},
+        )
+        assert done.returncode == 0, f"{' '.join(arguments)}: {done.stderr.strip()}"
+        return done.stdout
+
+    def _context(self) -> list[str]:
+        context = os.environ.get("BALLONET_E2E_CONTEXT")
+        return [f"--context={context}"] if context else []
+
+    def need_audit(self) -> AuditLog:
+        """Return the audit log; a cluster without one cannot run the scenario."""
+        if self.audit is None:
+            unusable("the cluster's audit log cannot be read")
+        return self.audit
+
+    def need_embedded(self) -> Cluster:
+        """Return the embedded cluster; another kind cannot run the scenario."""
+        if self.embedded is None:
+            unusable("this scenario needs the embedded cluster")
+        return self.embedded
+
+
+def unusable(reason: str) -> NoReturn:
+    """Skip the test with the reason, or fail it where the scenarios are required."""
+    if os.environ.get("BALLONET_REQUIRE_E2E") == "1":
+        pytest.fail(f"the scenarios are required, but {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SCENARIOS in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SCENARIO_TIMEOUT_SECONDS))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how long each scenario took, set-up and clean-up included."""
+    seconds: dict[str, float] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport) and "e2e/scenarios/" in report.nodeid:
+                seconds[report.nodeid] = seconds.get(report.nodeid, 0) + report.duration
+    if not seconds:
+        return
+    terminalreporter.write_sep("=", "time of each scenario")
+    for nodeid, duration in sorted(seconds.items(), key=lambda pair: -pair[1]):
+        terminalreporter.write_line(f"{duration:7.1f} s  {nodeid.split('scenarios/', 1)[1]}")
+    terminalreporter.write_line(f"{sum(seconds.values()):7.1f} s  together")
+
+
+# --- the cluster ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[Site]:
+    """The cluster under test, or the reason why there is none."""
+    context = os.environ.get("BALLONET_E2E_CONTEXT")
+    if context:
+        kubeconfig = Path(os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
+        found = Site(Api.from_kubeconfig(kubeconfig, context), kubeconfig, None, None)
+    else:
+        reason = unavailable_reason()
+        if reason:
+            unusable(reason)
+        cluster = Cluster()
+        if not cluster.status().healthy:
+            unusable("the embedded cluster does not run: python -m e2e.cluster start --gpus 4")
+        found = Site(
+            Api.from_kubeconfig(cluster.kubeconfig),
+            cluster.kubeconfig,
+            cluster,
+            AuditLog(cluster.audit_log),
+        )
+    try:
+        socket.create_connection((found.api.host, found.api.port), timeout=5).close()
+    except OSError as error:
+        unusable(
+            f"{found.api.server} cannot be reached ({error}): "
+            "run the scenarios with python -m e2e.cluster exec -- pytest e2e"
+        )
+    yield found
+    found.api.close()
+
+
+@pytest.fixture(scope="session")
+def api(site: Site) -> Api:
+    """The API server as its administrator."""
+    return site.api
+
+
+@pytest.fixture(scope="session")
+def images(site: Site) -> None:
+    """The images of operator and engines, built where they changed and known to the node."""
+    from e2e.images import build
+
+    if site.embedded is None:
+        return  # an outside cluster gets them from its own registry or by `kind load`
+    for name in ("operator", "stub-engine", "engine"):
+        try:
+            site.embedded.load_image(build(name))
+        except ClusterError as error:
+            pytest.fail(f"image {name}: {error}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def crd(api: Api) -> None:
+    """The definition of the Gateway API's InferencePool first, then ours."""
+    for document in installation.documents(installation.FOREIGN_CRD):
+        installation.install_crd(api, document)
+    installation.install_crd(api, installation.pool_crd())
+
+
+@pytest.fixture(scope="session")
+def recorder(api: Api, crd: None) -> Iterator[StatusRecorder]:
+    """Keeps every status that any pool has from now on."""
+    recorder = StatusRecorder(api)
+    recorder.start()
+    yield recorder
+    recorder.stop()
+
+
+@pytest.fixture(scope="session")
+def installed(api: Api, crd: None, images: None, recorder: StatusRecorder) -> Iterator[PodOperator]:
+    """Definitions, rights and account; the operator's pod is started by who needs it."""
+    installation.install_account_and_rights(api)
+    operator = PodOperator(api)
+    yield operator
+    operator.stop()
+
+
+# --- one test ------------------------------------------------------------------------------------
+
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def namespace(api: Api, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the test's own, removed with everything in it."""
+    word = request.node.name.removeprefix("test_").split("[")[0].replace("_", "-")
+    name = f"{RUN}-{next(_numbers)}-{word}"[:63].rstrip("-")
+    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    yield name
+    api.delete(NAMESPACE, None, name)
+
+
+@pytest.fixture(autouse=True)
+def conditions_hold(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a scenario in which any pool ever had a status that contradicts itself."""
+    if "installed" not in request.fixturenames:
+        yield
+        return
+    recorder: StatusRecorder = request.getfixturevalue("recorder")
+    recorder.problems()  # what an earlier test left is that test's
+    yield
+    problems = recorder.problems()
+    assert not problems, "statuses broke the rules of docs/conditions.md:\n" + "\n".join(problems)
+
+
+@pytest.fixture
+def pod_operator(installed: PodOperator) -> PodOperator:
+    """The operator as a pod, running and ready."""
+    if not installed.pods() or not installed.is_ready():
+        release_lease(installed.api)
+        installed.start()
+    return installed
+
+
+@pytest.fixture
+def operator_server(site: Site) -> tuple[str, int]:
+    """Host and port of the API server as operators without a proxy use it."""
+    return site.api.host, site.api.port
+
+
+LocalFactory = Callable[..., LocalOperator]
+
+
+@pytest.fixture
+def local_operators(
+    site: Site, installed: PodOperator, operator_server: tuple[str, int], tmp_path: Path
+) -> Iterator[LocalFactory]:
+    """Makes operators that run as processes; the pod is stopped for the length of the test."""
+    site.need_embedded()
+    installed.stop()
+    release_lease(site.api)
+    with ExitStack() as stack:
+
+        def make(
+            name: str = "operator",
+            *,
+            server: tuple[str, int] = operator_server,
+            env: dict[str, str] | None = None,
+            source: Path | None = None,
+        ) -> LocalOperator:
+            folder = tmp_path / name
+            folder.mkdir()
+            operator = LocalOperator(site.api, server, folder, env or {})
+            if source is not None:
+                operator.source = source
+            return stack.enter_context(operator)
+
+        yield make
+
+
+@pytest.fixture
+def proxy(site: Site) -> Iterator[FaultProxy]:
+    """A fault proxy in front of the API server."""
+    cluster = site.need_embedded()
+    pair = cluster.issue_server_certificate("fault-proxy", ["127.0.0.1"])
+    upstream = Upstream(site.api.server, site.api.ca_file)
+    with FaultProxy(upstream, pair.certificate, pair.key) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def operator_behind_proxy(local_operators: LocalFactory, proxy: FaultProxy) -> LocalOperator:
+    """A running operator that reaches the API server only through the fault proxy."""
+    operator = local_operators(server=(proxy.host, proxy.port))
+    operator.start()
+    return operator
+
+
+PoolWait = Callable[..., Json]
+
+
+@pytest.fixture
+def wait_for(api: Api) -> PoolWait:
+    """Wait until a pool satisfies a predicate and return it."""
+
+    def wait(
+        namespace: str,
+        name: str,
+        predicate: Callable[[Json], bool],
+        what: str,
+        timeout_seconds: float = 60,
+    ) -> Json:
+        def probe() -> Json | None:
+            pool = api.get(POOL, namespace, name)
+            assert predicate(pool), pool.get("status", {}).get("conditions", "no conditions yet")
+            return pool
+
+        found = eventually(probe, what, timeout_seconds=timeout_seconds)
+        assert found is not None
+        return found
+
+    return wait
