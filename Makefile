@@ -1,0 +1,73 @@
+# Every target installs what it needs into the cache folder (BALLONET_CACHE, default
+# ~/.cache/ballonet), keyed by content: a second run and another checkout reuse it.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+CACHE := $(or $(BALLONET_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ballonet)
+PY = $(shell hack/bootstrap.sh path)/bin/python
+
+# Tools keep their own caches there too, so that a clean tree stays clean.
+export MYPY_CACHE_DIR := $(CACHE)/tools/mypy
+export RUFF_CACHE_DIR := $(CACHE)/tools/ruff
+export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/tools/hypothesis
+export PYTHONPATH := operator:.
+
+.PHONY: help
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## Make the virtual environment
+	@hack/bootstrap.sh >/dev/null
+
+.PHONY: prepare
+prepare: setup ## Install and build all that the end-to-end scenarios need
+	@$(PY) -m e2e.prepare
+
+.PHONY: check
+check: setup ## Lint, types, import rules, generated files
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(dir $(PY))lint-imports --no-cache
+	$(PY) hack/generate.py --check
+
+.PHONY: generate
+generate: setup ## Write crds/ from the models in operator/ballonet/api
+	$(PY) hack/generate.py
+
+.PHONY: test
+test: test-unit test-e2e ## All tests: test-unit, then test-e2e
+
+.PHONY: test-unit
+test-unit: setup ## Unit, golden, property and controller tests (no cluster)
+	$(PY) -m pytest tests -q --durations=5
+
+.PHONY: test-e2e
+test-e2e: setup ## Scenarios on a real cluster with the real vLLM
+	$(PY) -m e2e.session -- $(PY) -m pytest e2e -v -rs --durations=0 --durations-min=0.5
+
+.PHONY: demo
+demo: setup ## A refused topology, its remedy and what both do to a real engine (KEEP=1: stay up)
+	$(PY) -m e2e.session $(if $(KEEP),--keep) -- $(PY) -m e2e.demo $(if $(KEEP),--keep)
+
+.PHONY: down
+down: setup ## Stop the embedded cluster and remove everything of it
+	$(PY) -m e2e.cluster stop
+
+.PHONY: bench
+bench: setup ## Benchmarks
+	$(PY) -m e2e.session -- $(PY) -m benchmarks
+
+.PHONY: images
+images: setup ## Build the container images and print their archives
+	$(PY) -m e2e.images build all
+
+.PHONY: lock
+lock: ## Resolve the dependencies anew and write the lock files
+	hack/lock.sh
+
+# By name, never the folder itself: BALLONET_CACHE may be a folder with other things in it.
+.PHONY: clean
+clean: down ## Stop the cluster and remove what was built into the cache folder
+	rm -rf $(foreach name,venv-* vllm-* kubernetes-* pause-* images buildah tools *.lock,"$(CACHE)"/$(name))
