@@ -136,6 +136,10 @@ class Reason(StrEnum):
     NOT_STARTED = "NotStarted", "No pods were asked for from the cluster."
     STARTING = "Starting", "Pods are being started or replaced."
     IMAGE_PULL_FAILED = "ImagePullFailed", "The image cannot be had."
+    CONTAINER_NOT_CREATED = (
+        "ContainerNotCreated",
+        "What the container refers to is missing or wrong.",
+    )
     CRASH_LOOP = "CrashLoop", "The engine ends again and again."
     OOM_KILLED = "OOMKilled", "The container used more memory than its limit."
     UNSCHEDULABLE = "Unschedulable", "No node has what the pod asks for."
@@ -179,23 +183,95 @@ FINDING_TYPES: Final = (
     ConditionType.BUDGET_VERIFIED,
 )
 # What needs a person: waiting does not help, an edit (of the pool or of what it names) does.
+_UNRESOLVED: Final = (
+    Reason.INVALID_SPEC,
+    Reason.UNKNOWN_MODEL,
+    Reason.INVALID_MODEL_CONFIG,
+    Reason.CONFIG_NOT_FOUND,
+    Reason.UNKNOWN_ACCELERATOR,
+    Reason.UNKNOWN_ENGINE_VERSION,
+    Reason.UNSUPPORTED_BY_ENGINE,
+)
+_NO_BUDGET: Final = (Reason.MODEL_DOES_NOT_FIT, Reason.CEILING_DOES_NOT_FIT)
 NEEDS_EDIT: Final = frozenset(
     {
-        Reason.INVALID_SPEC,
-        Reason.UNKNOWN_MODEL,
-        Reason.INVALID_MODEL_CONFIG,
-        Reason.CONFIG_NOT_FOUND,
-        Reason.UNKNOWN_ACCELERATOR,
-        Reason.UNKNOWN_ENGINE_VERSION,
-        Reason.UNSUPPORTED_BY_ENGINE,
-        Reason.MODEL_DOES_NOT_FIT,
-        Reason.CEILING_DOES_NOT_FIT,
+        *_UNRESOLVED,
+        *_NO_BUDGET,
         Reason.REFUSED,
         Reason.FLAG_REFUSED,
         Reason.INVALID_POD_TEMPLATE,
         Reason.NAME_TAKEN,
     }
 )
+# Every type may be Unknown with these: before the first look, and when the operator itself fails.
+ALWAYS_POSSIBLE: Final = (Reason.PROGRESSING, Reason.INTERNAL_ERROR)
+# Which reasons each type may have by status; Ready, Reconciling and Stalled repeat those of others.
+REASONS: Final[dict[ConditionType, dict[Status, tuple[Reason, ...]]]] = {
+    ConditionType.SPEC_RESOLVED: {
+        Status.TRUE: (Reason.RESOLVED,),
+        Status.FALSE: _UNRESOLVED,
+        Status.UNKNOWN: ALWAYS_POSSIBLE,
+    },
+    ConditionType.BUDGET_COMPUTED: {
+        Status.TRUE: (Reason.GIVEN, Reason.PREDICTED),
+        Status.FALSE: _NO_BUDGET,
+        Status.UNKNOWN: (
+            Reason.SPEC_UNRESOLVED,
+            Reason.LAYOUT_NOT_UNDERSTOOD,
+            Reason.UNPLANNED_ARGUMENT,
+            Reason.WEIGHTS_UNKNOWN,
+            *ALWAYS_POSSIBLE,
+        ),
+    },
+    ConditionType.TOPOLOGY_FITS: {
+        Status.TRUE: (Reason.FITS, Reason.NO_TOPOLOGY),
+        Status.FALSE: (Reason.EXCEEDS_BUDGET, Reason.WOULD_DEADLOCK),
+        Status.UNKNOWN: (Reason.WITHIN_UNCERTAINTY, Reason.BUDGET_UNKNOWN, *ALWAYS_POSSIBLE),
+    },
+    ConditionType.CONFIGURED: {
+        Status.TRUE: (Reason.APPLIED, Reason.UPDATE_PENDING),
+        Status.FALSE: (
+            *_UNRESOLVED,
+            *_NO_BUDGET,
+            Reason.REFUSED,
+            Reason.FLAG_REFUSED,
+            Reason.INVALID_POD_TEMPLATE,
+            Reason.NAME_TAKEN,
+            Reason.OTHER_INSTALLATION,
+            Reason.SETTLING,
+            Reason.APPLY_FAILED,
+        ),
+        Status.UNKNOWN: ALWAYS_POSSIBLE,
+    },
+    ConditionType.AVAILABLE: {
+        Status.TRUE: (Reason.MINIMUM_REPLICAS,),
+        Status.FALSE: (
+            Reason.NOT_STARTED,
+            Reason.STARTING,
+            Reason.REPLICA_FAILURE,
+            Reason.UNSCHEDULABLE,
+            Reason.CLAIM_NOT_BOUND,
+            Reason.IMAGE_PULL_FAILED,
+            Reason.CONTAINER_NOT_CREATED,
+            Reason.ENGINE_REFUSED_TO_START,
+            Reason.CRASH_LOOP,
+            Reason.OOM_KILLED,
+            Reason.VERSION_MISMATCH,
+            Reason.PROGRESS_DEADLINE,
+        ),
+        Status.UNKNOWN: ALWAYS_POSSIBLE,
+    },
+    ConditionType.METRICS_AVAILABLE: {
+        Status.TRUE: (Reason.SCRAPED,),
+        Status.FALSE: (Reason.UNREACHABLE, Reason.STALE, Reason.INVALID_METRICS),
+        Status.UNKNOWN: (Reason.NO_ENGINE, *ALWAYS_POSSIBLE),
+    },
+    ConditionType.BUDGET_VERIFIED: {
+        Status.TRUE: (Reason.CONFIRMED,),
+        Status.FALSE: (Reason.BELOW_PLAN,),
+        Status.UNKNOWN: (Reason.NO_ENGINE_REPORT, *ALWAYS_POSSIBLE),
+    },
+}
 
 
 def summarize(findings: dict[ConditionType, Finding]) -> dict[ConditionType, Finding]:
@@ -225,23 +301,46 @@ def summarize(findings: dict[ConditionType, Finding]) -> dict[ConditionType, Fin
 def violations(conditions: Iterable[tuple[ConditionType, Finding]]) -> list[str]:
     """Return how a set of conditions breaks the truth table; empty when it holds."""
     present = dict(conditions)
-    problems = []
-    ready = present.get(ConditionType.READY)
-    if ready is None:
-        problems.append("Ready is missing")
-    problems.extend(f"{kind} is missing" for kind in FINDING_TYPES if kind not in present)
+    missing = [
+        f"{kind} is missing"
+        for kind in (ConditionType.READY, *FINDING_TYPES)
+        if kind not in present
+    ]
+    if missing:
+        return missing
+    problems = [
+        f"{kind} is {found.status} with reason {found.reason}, which is no reason for it"
+        for kind, found in present.items()
+        if kind in REASONS and found.reason not in REASONS[kind][found.status]
+    ]
+    problems += [f"{kind} has no message" for kind, found in present.items() if not found.message]
+    stalled = present.get(ConditionType.STALLED)
     progress = [k for k in (ConditionType.RECONCILING, ConditionType.STALLED) if k in present]
-    if len(progress) == 2:
-        problems.append("Reconciling and Stalled are both present")
-    problems.extend(
+    problems += [
         f"{kind} is present but not True"
         for kind in progress
-        if present[kind].status != Status.TRUE
-    )
-    if ready is not None and (ready.status is Status.TRUE) == bool(progress):
+        if present[kind].status is not Status.TRUE
+    ]
+    ready = present[ConditionType.READY]
+    if len(progress) + (ready.status is Status.TRUE) != 1:
         problems.append("exactly one of Ready=True, Reconciling and Stalled must hold")
-    if ready is not None and ready.status is Status.TRUE:
-        for kind in (ConditionType.CONFIGURED, ConditionType.AVAILABLE):
-            if kind in present and present[kind].status is not Status.TRUE:
-                problems.append(f"Ready is True although {kind} is {present[kind].status}")
+    configured, available = present[ConditionType.CONFIGURED], present[ConditionType.AVAILABLE]
+    problems += [
+        f"Ready is True although {kind} is {present[kind].status}"
+        for kind in (ConditionType.CONFIGURED, ConditionType.AVAILABLE)
+        if ready.status is Status.TRUE and present[kind].status is not Status.TRUE
+    ]
+    if ready.status is not Status.TRUE:
+        cause = available if configured.status is Status.TRUE else configured
+        problems += [
+            f"{kind} has reason {present[kind].reason}, but its cause is {cause.reason}"
+            for kind in (ConditionType.READY, *progress)
+            if present[kind].reason is not cause.reason
+        ]
+    if stalled is not None and ready.status is not Status.FALSE:
+        problems.append(f"Stalled is present although Ready is {ready.status}")
+    if stalled is not None and not (
+        configured.status is Status.FALSE and configured.reason in NEEDS_EDIT
+    ):
+        problems.append(f"Stalled is present although no edit cures {configured.reason}")
     return problems

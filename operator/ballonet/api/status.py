@@ -159,6 +159,11 @@ class InferencePoolStatus(Model):
     """What was planned, what runs, what was measured."""
 
     observed_generation: Int64 | None = Field(None, description="Generation that was looked at.")
+    installation: Annotated[str, text(320, low=0)] | None = Field(
+        None,
+        description="Installation of the operator that looks after the pool: namespace/lease. "
+        "Another installation leaves the pool alone while that lease is renewed.",
+    )
     conditions: list[ConditionStatus] = Field(
         default_factory=list,
         max_length=32,
