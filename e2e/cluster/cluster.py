@@ -31,6 +31,7 @@ HOLDER = "holder"
 GROUP_PREFIX = "ballonet-"
 GPU_RESOURCE = "nvidia.com/gpu"
 START_TIMEOUT_SECONDS = 120
+STOP_TIMEOUT_SECONDS = 90
 
 
 @dataclass(frozen=True)
@@ -218,15 +219,15 @@ class Cluster:
 
     # ---- faults ---------------------------------------------------------------------------------
 
-    def stop_component(self, name: str, signal_number: signal.Signals = signal.SIGTERM) -> None:
-        """End one component and wait for its end. One that ignores the signal is killed after
-        15 seconds."""
+    def stop_component(self, name: str, signal_number: signal.Signals = signal.SIGKILL) -> None:
+        """End one component as a crash does, and wait for its end.
+
+        With SIGTERM it ends in order; the API server then takes up to a minute for its watches.
+        """
         process = self._running(name)
         process.send(signal_number)
-        process.send(signal.SIGCONT)
-        if not process.wait(15):
-            process.send(signal.SIGKILL)
-            process.wait(5)
+        if not process.wait(STOP_TIMEOUT_SECONDS):
+            raise ClusterError(f"{name} (process {process.pid}) does not end: use SIGKILL")
 
     def start_component(self, name: str, timeout_seconds: float = 60) -> None:
         """Start a component that was stopped, and wait until it does its work again."""
@@ -301,10 +302,16 @@ class Cluster:
 
     def _make_node(self) -> None:
         hierarchies = cgroups.hierarchies()
-        made = [path for path in components.PRIVATE_DIRECTORIES if not Path(path).exists()]
-        self._write("made-directories", "\n".join(made))
+        # Another cluster of ours that runs has made the empty ones: the last to stop removes them.
+        shared = bool(cgroups.find(GROUP_PREFIX))
+        made = [
+            path
+            for path in map(Path, components.PRIVATE_DIRECTORIES)
+            if not path.exists() or (shared and not any(path.iterdir()))
+        ]
+        self._write("made-directories", "\n".join(str(path) for path in made))
         for path in made:
-            Path(path).mkdir(parents=True)
+            path.mkdir(parents=True, exist_ok=True)
         groups = cgroups.Groups.create(self._group_name, hierarchies)
         holder = spawn(
             ["unshare", "--net", "--mount", "--uts", "--cgroup", "sleep", "infinity"],
@@ -365,7 +372,11 @@ class Cluster:
             "etcd": lambda: self.kubectl("get", "--raw", "/readyz"),
             "containerd": lambda: self._node_exec(["ctr", "version"]),
             "kube-apiserver": lambda: self.kubectl("get", "--raw", "/readyz"),
-            "kubelet": self._node_ready,
+            "kubelet": lambda: (
+                # The status may be of before a restart; the answer cannot.
+                self.kubectl("get", "--raw", f"/api/v1/nodes/{components.NODE}/proxy/healthz")
+                and self._node_ready()
+            ),
             "kube-proxy": lambda: self.kubectl(
                 *(
                     "--server",
@@ -496,8 +507,9 @@ def _node_script(hierarchies: Sequence[cgroups.Hierarchy], state: Path) -> str:
             "ip link set node1 up",
             "ip link set node0 up",
             f"ip address add {components.NODE_ADDRESS}/24 dev node0",
-            # Without a route the kernel refuses a Service's address before it is translated.
-            "ip route add default dev node0",
+            # Without a route the kernel refuses a Service's address before it is translated. There
+            # is no default route: whatever is outside fails at once.
+            f"ip route add {components.SERVICE_CIDR} dev node0",
         ]
     )
 

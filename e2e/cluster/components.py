@@ -15,16 +15,16 @@ API_URL = f"https://{NODE_ADDRESS}:6443"
 POD_CIDR = "10.91.0.0/24"
 SERVICE_CIDR = "10.96.0.0/16"
 API_SERVICE_ADDRESS = "10.96.0.1"
-# Nothing answers here. A pod is given it all the same, because without one the kubelet writes a
-# MissingClusterDNS event for every pod; kube-proxy rejects it at once, so a look-up fails fast.
-DNS_SERVICE_ADDRESS = "10.96.0.10"
+# Without one the kubelet writes a MissingClusterDNS event for every pod. Nothing listens there, so a
+# look-up fails at once; at an unused Service address, which kube-proxy drops, it would take 20 s.
+DNS_ADDRESS = NODE_ADDRESS
 ETCD_URL = "http://127.0.0.1:2379"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 PAUSE_IMAGE = "localhost/ballonet/pause:dev"
 # The operator's namespace; its service accounts have their reads recorded, not only their writes.
 OPERATOR_NAMESPACE = "ballonet-system"
 
-# Client certificates: kubeconfig name -> (user, group).
+# Client certificates, each with a kubeconfig of the same name: name -> (user, group).
 CLIENTS: dict[str, tuple[str, str | None]] = {
     "admin": ("ballonet-admin", "system:masters"),
     "kube-controller-manager": ("system:kube-controller-manager", None),
@@ -33,6 +33,8 @@ CLIENTS: dict[str, tuple[str, str | None]] = {
     "kubelet": (f"system:node:{NODE}", "system:nodes"),
     # The API server as the kubelet's client: logs, exec, port-forward.
     "kubelet-client": ("kube-apiserver-kubelet-client", "system:masters"),
+    # The API server as the client of extension API servers.
+    "front-proxy": ("front-proxy", None),
 }
 # Serving certificates: name -> the names and addresses they are valid for.
 SERVERS: dict[str, tuple[str, ...]] = {
@@ -188,6 +190,14 @@ def command(
                 f"--kubelet-client-key={pki / 'kubelet-client.key'}",
                 f"--kubelet-certificate-authority={pki / 'ca.crt'}",
                 "--kubelet-preferred-address-types=InternalIP",
+                # The other components ask for this authority, and extension API servers trust it.
+                f"--requestheader-client-ca-file={pki / 'ca.crt'}",
+                "--requestheader-allowed-names=front-proxy",
+                "--requestheader-username-headers=X-Remote-User",
+                "--requestheader-group-headers=X-Remote-Group",
+                "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+                f"--proxy-client-cert-file={pki / 'front-proxy.crt'}",
+                f"--proxy-client-key-file={pki / 'front-proxy.key'}",
                 "--allow-privileged=true",
                 f"--audit-policy-file={layout.config('audit-policy')}",
                 f"--audit-log-path={layout.audit_log}",
@@ -286,7 +296,7 @@ def _kubelet(layout: Layout) -> dict[str, Any]:
         "failSwapOn": False,
         # Lowering the score takes a right that root in a container may not have.
         "oomScoreAdj": 0,
-        "clusterDNS": [DNS_SERVICE_ADDRESS],
+        "clusterDNS": [DNS_ADDRESS],
         "clusterDomain": "cluster.local",
         "resolvConf": "",
         # kube-proxy uses nftables, so nobody reads the chains that the kubelet would make.
