@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballonet.kv.geometry import (
+    InvalidModelConfig,
+    LayoutNotUnderstood,
+    ModelGeometry,
+    parse_config,
+)
+from ballonet.kv.layout import cache_layout, tensor_sizes
+from ballonet.kv.units import Interval
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=12),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+FIELDS = (
+    *("model_type", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("hidden_size", "head_dim", "vocab_size", "torch_dtype", "layer_types", "sliding_window"),
+    *("text_config", "quantization_config", "intermediate_size", "num_experts_per_tok"),
+)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_either_read_or_refused_by_name(text: str) -> None:
+    try:
+        parse_config(text)
+    except (InvalidModelConfig, LayoutNotUnderstood) as error:
+        assert str(error).startswith("config.json ")
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), json_values | st.sampled_from(["llama", 64, 8])))
+def test_any_values_are_either_read_or_refused_by_name(document: dict[str, object]) -> None:
+    try:
+        geometry = parse_config(json.dumps(document))
+    except (InvalidModelConfig, LayoutNotUnderstood) as error:
+        assert str(error).startswith("config.json ")
+    else:
+        assert geometry.layers >= 1
+        assert geometry.attention_heads % geometry.kv_heads == 0
+
+
+geometries = st.builds(
+    lambda layers, kv_heads, group, head_dim: parse_config(
+        json.dumps(
+            {
+                **{"model_type": "llama", "num_hidden_layers": layers, "head_dim": head_dim},
+                **{"num_attention_heads": kv_heads * group, "num_key_value_heads": kv_heads},
+                **{"hidden_size": 1024, "vocab_size": 32000, "torch_dtype": "bfloat16"},
+            }
+        )
+    ),
+    st.integers(1, 128),
+    st.integers(1, 16),
+    st.integers(1, 16),
+    st.sampled_from([64, 80, 96, 128, 256]),
+)
+blocks = st.sampled_from([1, 8, 16, 32, 64, 128])
+
+
+@given(geometries, blocks, st.integers(1, 2**24), st.integers(1, 2**20))
+def test_blocks_hold_the_tokens_and_never_fall_with_them(
+    geometry: ModelGeometry, block_tokens: int, tokens: int, more: int
+) -> None:
+    layout = cache_layout(geometry, block_tokens=block_tokens, kv_element_bytes=2)
+    held = layout.blocks(tokens)
+    assert tokens <= held * block_tokens < tokens + block_tokens
+    assert layout.blocks(tokens + more) >= held
+
+
+@given(geometries, blocks, st.data())
+def test_ranks_together_hold_at_least_the_whole_cache(
+    geometry: ModelGeometry, block_tokens: int, data: st.DataObject
+) -> None:
+    tensor = data.draw(st.sampled_from(tensor_sizes(geometry, 64)))
+    pipeline = data.draw(st.integers(1, geometry.layers))
+    whole = cache_layout(geometry, block_tokens=block_tokens, kv_element_bytes=2)
+    rank = cache_layout(
+        geometry,
+        block_tokens=block_tokens,
+        kv_element_bytes=2,
+        tensor=tensor,
+        pipeline=pipeline,
+    )
+    assert rank.bytes_per_block * tensor * pipeline >= whole.bytes_per_block
+    assert rank.bytes_per_block <= whole.bytes_per_block
+
+
+ends = st.integers(-(10**15), 10**15)
+intervals = st.tuples(ends, ends).map(lambda pair: Interval(min(pair), max(pair)))
+
+
+@given(intervals, intervals, st.data())
+def test_interval_sums_and_differences_contain_those_of_their_members(
+    left: Interval, right: Interval, data: st.DataObject
+) -> None:
+    a = data.draw(st.integers(left.low, left.high))
+    b = data.draw(st.integers(right.low, right.high))
+    total, difference = left + right, left - right
+    assert total.low <= a + b <= total.high
+    assert difference.low <= a - b <= difference.high

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from ballonet.kv.units import GIB, MIB, Interval, ceil_div, format_bytes
+
+
+def test_an_interval_upside_down_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"5\.\.4"):
+        Interval(5, 4)
+
+
+def test_intervals_add_and_subtract_to_their_extremes() -> None:
+    assert Interval(10, 20) + Interval(1, 2) == Interval(11, 22)
+    assert Interval(10, 20) - Interval(1, 2) == Interval(8, 19)
+
+
+def test_scaling_rounds_down_also_below_zero() -> None:
+    assert Interval(127, 255).scaled(90, 100) == Interval(114, 229)
+    assert Interval(-3, 3).scaled(1, 2) == Interval(-2, 1)
+
+
+def test_exact_means_one_number() -> None:
+    assert Interval.point(7).exact
+    assert not Interval(7, 8).exact
+
+
+@pytest.mark.parametrize(("dividend", "divisor", "result"), [(0, 4, 0), (1, 4, 1), (8, 4, 2)])
+def test_ceil_div(dividend: int, divisor: int, result: int) -> None:
+    assert ceil_div(dividend, divisor) == result
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 MiB"),
+        (8 * MIB, "8 MiB"),
+        (MIB + MIB // 2, "1.50 MiB"),
+        (GIB, "1.00 GiB"),
+        (61 * GIB + GIB // 4, "61.25 GiB"),
+        (GIB - 1, "1024 MiB"),
+        (-3 * GIB, "-3.00 GiB"),
+        (79 * GIB + 1024**3 * 11 // 100, "79.11 GiB"),
+    ],
+)
+def test_bytes_are_written_for_people(value: int, text: str) -> None:
+    assert format_bytes(value) == text
