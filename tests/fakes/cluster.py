@@ -222,7 +222,7 @@ class FakeCluster:
             old = self._objects.get(key)
             if old is None:
                 raise _not_found(key)
-            self._check(key, old, obj["metadata"].get("uid"), None)
+            self._check(key, old, None, obj["metadata"]["resourceVersion"])
             applied = {"status": copy.deepcopy(obj.get("status", {}))}
             last = self._applied.get((key, "status"), {})
             new = self._update(key, _apply(old, last, applied))
@@ -300,7 +300,7 @@ class FakeCluster:
     @staticmethod
     def _check(key: Key, old: Json | None, uid: str | None, version: str | None) -> None:
         if old is None:
-            if uid is not None or version is not None:
+            if uid is not None:
                 raise ApiError(409, "Conflict", f"{_text(key)}: no existing object was found")
             return
         meta = old["metadata"]

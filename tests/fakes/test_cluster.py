@@ -54,11 +54,12 @@ async def test_apply_removes_what_it_no_longer_names_and_keeps_what_others_wrote
 async def test_lists_of_named_things_merge_by_name() -> None:
     cluster = FakeCluster()
     cluster.put(a_pool())
-    uid = cluster.peek(Kind.POOL, "ns", "p")["metadata"]["uid"]  # type: ignore[index]
 
     def status(*conditions: Json) -> Json:
         pool = a_pool()
-        pool["metadata"]["uid"] = uid
+        live = cluster.peek(Kind.POOL, "ns", "p")
+        assert live is not None
+        pool["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"]
         pool["status"] = {"conditions": list(conditions)}
         return pool
 
@@ -84,8 +85,9 @@ async def test_preconditions_protect_a_successor_of_the_same_name() -> None:
     with pytest.raises(ApiError) as raised:
         await cluster.delete(Kind.POOL, "ns", "p", uid=old["metadata"]["uid"])
     assert raised.value.conflict
+    await cluster.apply(a_deployment())
     with pytest.raises(ApiError) as raised:
-        await cluster.apply(a_deployment(), resource_version="7")
+        await cluster.apply(a_deployment(replicas=2), resource_version="0")
     assert raised.value.conflict
 
 

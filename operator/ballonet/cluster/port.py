@@ -7,16 +7,27 @@ again.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from ballonet.api import v1alpha1
 
 FIELD_MANAGER: Final = "ballonet"
-# What the API server answers, with status 500, to a server-side apply of a field that the served
-# CRD does not declare.
+# What the API server answers, with status 500, to a server-side apply of an object that does not
+# follow the served schema, and in particular of a field that the schema does not declare.
+_NOT_OF_SCHEMA: Final = "failed to create typed patch object"
 _UNDECLARED_FIELD: Final = "field not declared in schema"
 
 Json = dict[str, Any]
+
+
+class PoolKey(NamedTuple):
+    """What identifies a pool to the work queue; a pool made anew has the same key."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 class Kind(Enum):
@@ -118,6 +129,11 @@ class ApiError(Exception):
         return self.status == 429
 
     @property
+    def unparsable(self) -> bool:
+        """The object does not follow the served schema; the message names the field."""
+        return _NOT_OF_SCHEMA in self.message
+
+    @property
     def schema_mismatch(self) -> bool:
         """The served CRD is older than this operator: it lacks a field that was written."""
         return _UNDECLARED_FIELD in self.message
@@ -135,12 +151,17 @@ class Cluster(Protocol):
     async def apply(self, obj: Json, *, resource_version: str | None = None) -> Json:
         """Create or update by server-side apply, forced, as field manager ``ballonet``.
 
-        With a resource version the write fails with a conflict unless the object exists in exactly
-        that version; so does one with ``metadata.uid`` when another object bears the name.
+        An object with ``metadata.uid`` updates that very object or fails with a conflict, also when
+        there is none. With a resource version an existing object of another version is a conflict;
+        one that is gone is made anew unless the uid is given too.
         """
 
     async def apply_status(self, obj: Json) -> Json:
-        """Apply ``status`` alone; metadata.uid keeps it off a successor of the same name."""
+        """Apply ``status`` alone; a conflict unless the object is in metadata.resourceVersion.
+
+        The server ignores metadata.uid here: the version alone keeps the status off a successor of
+        the same name and off a newer spec.
+        """
 
     async def create(self, obj: Json) -> Json:
         """Create an object; a conflict (``already_exists``) when the name is in use."""

@@ -1,0 +1,94 @@
+"""How the API server is reached: by ServiceAccount inside a pod, by kubeconfig elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kubernetes.aio import config
+from kubernetes.aio.client import Configuration
+
+_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where the API server is and as whom it is asked; ``authorization`` is the header's value."""
+
+    server: str
+    authorization: str | None = None
+    ca_path: str | None = None
+    certificate_path: str | None = None
+    key_path: str | None = None
+    verify_tls: bool = True
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """Return a fresh TLS context that trusts the CA and shows the client certificate."""
+        context = ssl.create_default_context(cafile=self.ca_path)
+        if self.certificate_path:
+            context.load_cert_chain(self.certificate_path, self.key_path)
+        if not self.verify_tls:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def __repr__(self) -> str:
+        """Leave the credentials out, so that they never reach a log."""
+        return f"Connection(server={self.server!r})"
+
+
+async def connect(context: str | None = None) -> Connection:
+    """Read how to reach the API server, afresh: tokens and certificates are rotated.
+
+    Inside a pod the ServiceAccount is used unless a kubeconfig context is named.
+
+    Raises:
+        RuntimeError: there is neither a ServiceAccount nor a usable kubeconfig.
+    """
+    if context is None and _in_cluster():
+        return await asyncio.to_thread(_from_service_account)
+    configuration = Configuration()
+    load: Any = config.load_kube_config
+    try:
+        await load(context=context, client_configuration=configuration)
+    except (config.ConfigException, OSError) as error:
+        raise RuntimeError(
+            f"cannot tell how to reach the API server: {error}; run in a pod with a ServiceAccount "
+            "or set KUBECONFIG"
+        ) from error
+    return _from_configuration(configuration)
+
+
+def own_namespace() -> str | None:
+    """Return the namespace of the pod that this runs in, or None outside of one."""
+    path = _ACCOUNT / "namespace"
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
+
+
+def _in_cluster() -> bool:
+    return "KUBERNETES_SERVICE_HOST" in os.environ and (_ACCOUNT / "token").is_file()
+
+
+def _from_service_account() -> Connection:
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+    token = (_ACCOUNT / "token").read_text(encoding="utf-8").strip()
+    return Connection(
+        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        authorization=f"Bearer {token}",
+        ca_path=str(_ACCOUNT / "ca.crt"),
+    )
+
+
+def _from_configuration(configuration: Any) -> Connection:
+    return Connection(
+        server=configuration.host.rstrip("/"),
+        authorization=configuration.api_key.get("BearerToken"),
+        ca_path=configuration.ssl_ca_cert,
+        certificate_path=configuration.cert_file,
+        key_path=configuration.key_file,
+        verify_tls=configuration.verify_ssl,
+    )
