@@ -1,0 +1,145 @@
+"""What one engine can hold, as a function of how many sequences it is told to run at once.
+
+More sequences cost memory (the sampler and the graphs are sized by them), so slots and KV blocks
+depend on each other; ``slot_limits`` finds the largest number that its own memory still holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ballonet.api.quantity import quantity_bytes
+from ballonet.api.v1alpha1 import InferencePoolSpec
+from ballonet.engines import vllm
+from ballonet.kv.layout import CacheLayout
+from ballonet.kv.memory import MemoryPlan, given_memory, rank_memory
+from ballonet.kv.units import Interval
+from ballonet.planning.budget import budget_interval, max_concurrent
+from ballonet.planning.resolve import Resolved
+from ballonet.planning.topology import EngineNeed, largest
+
+# vLLM's own largest default (engine/arg_utils.py, devices of 70 GiB and more): beyond it nothing
+# is known about buffers and graphs, so no plan goes there unless the topologies need it.
+MAX_SLOTS = 1024
+# What is written where nothing can be worked out: vLLM's default of unknown devices.
+UNPLANNED_SLOTS = 256
+
+
+def max_num_seqs(slots: int, version: str) -> int:
+    """Return the sequences for which the engine sizes buffers and graphs.
+
+    From the version that has a separate limit of active sequences, the next CUDA graph size.
+    """
+    if "--max-num-active-seqs" in vllm.flags(version):
+        return vllm.next_graph_size(slots)
+    return slots
+
+
+def max_batched_tokens(spec: InferencePoolSpec, device: str, slots: int) -> int:
+    """Return the tokens of one engine step; the engine refuses fewer than its sequences."""
+    if spec.sequence.max_batched_tokens is not None:
+        return spec.sequence.max_batched_tokens
+    return max(vllm.default_batched_tokens(device), max_num_seqs(slots, spec.engine.version))
+
+
+def given_bytes(spec: InferencePoolSpec) -> int | None:
+    """Return the KV memory of a rank that the user gave, or None."""
+    memory = spec.budget.kv_cache_memory_per_rank
+    return None if memory is None else quantity_bytes(memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Memory and blocks of one engine; only for specs whose layout and memory are known."""
+
+    spec: InferencePoolSpec
+    resolved: Resolved
+    layout: CacheLayout
+
+    def takes(self, slots: int) -> bool:
+        """Return whether the engine accepts this many sequences beside the tokens of a step."""
+        given = self.spec.sequence.max_batched_tokens
+        return given is None or max_num_seqs(slots, self.spec.engine.version) <= given
+
+    def memory(self, slots: int) -> MemoryPlan:
+        """Return where the memory of a rank goes when the engine runs this many sequences."""
+        given = given_bytes(self.spec)
+        return self.predicted_memory(slots) if given is None else given_memory(given)
+
+    def predicted_memory(self, slots: int, memory_percent: int | None = None) -> MemoryPlan:
+        """Return the same without regard to memory that was given."""
+        resolved, spec = self.resolved, self.spec
+        assert resolved.geometry is not None
+        assert resolved.weights is not None
+        assert resolved.device.memory_bytes is not None
+        return rank_memory(
+            resolved.geometry,
+            device_bytes=resolved.device.memory_bytes,
+            memory_percent=memory_percent or spec.accelerator.memory_percent,
+            weights_bytes=resolved.weights.bytes,
+            version=vllm.parse_version(spec.engine.version),
+            tensor=spec.parallelism.tensor,
+            pipeline=spec.parallelism.pipeline,
+            max_num_seqs=max_num_seqs(slots, spec.engine.version),
+            max_batched_tokens=max_batched_tokens(spec, resolved.device.device, slots),
+        )
+
+    def blocks(self, slots: int) -> Interval | None:
+        """Return the KV blocks, the null block among them; None when it cannot be said."""
+        kv_cache = self.memory(slots).kv_cache_bytes
+        if kv_cache is None:
+            return None
+        return Interval(self.layout.blocks_in(kv_cache.low), self.layout.blocks_in(kv_cache.high))
+
+    def budget(self, slots: int) -> Interval:
+        """Return the promised blocks; nothing where the memory cannot be said."""
+        blocks = self.blocks(slots) or Interval.point(0)
+        return budget_interval(blocks, self.spec.budget.safety_percent)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLimits:
+    """How many sequences one engine runs at once.
+
+    Attributes:
+        limit: the number in every gate; at least 1.
+        sure: how many surely fit at once, by the low end; 0 when not even one does.
+    """
+
+    limit: int
+    sure: int
+
+
+def slot_limits(capacity: Capacity, need: EngineNeed) -> SlotLimits:
+    """Return the limit of an engine that may have to take all runs of the pool.
+
+    It never looks at replicas, so that scaling does not change what is written into pods. The
+    limit is what surely fits; where all runs may fit by the high end, it is their required slots;
+    where not even one run surely fits but one may, it is what may fit.
+    """
+    top = max(MAX_SLOTS, need.slots)
+
+    def at_ceiling(budget: Interval) -> int:
+        return max_concurrent(budget.low, need.blocks_per_sequence)
+
+    def part(budget: int) -> int:
+        found = need.largest_part(budget)
+        return 0 if found is None else found.slots
+
+    def most(held: Callable[[Interval], int]) -> int:
+        """Return the largest s whose memory, given s sequences, still holds s of them."""
+
+        def holds(slots: int) -> bool:
+            return capacity.takes(slots) and held(capacity.budget(slots)) >= slots
+
+        return largest(1, top, holds) or 0
+
+    sure = most(lambda budget: max(at_ceiling(budget), part(budget.low)))
+    if sure >= need.slots:
+        return SlotLimits(max(1, sure), sure)
+    likely = most(lambda budget: max(at_ceiling(budget), part(budget.high)))
+    if likely >= need.slots:
+        return SlotLimits(need.slots, sure)
+    one_run_is_sure = need.at_most(1).blocks <= capacity.budget(max(1, sure)).low
+    return SlotLimits(max(1, sure if one_run_is_sure else likely), sure)

@@ -1,0 +1,524 @@
+"""The plan of a pool: everything that can be said before an engine runs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ballonet.api.conditions import Finding, Reason, Status
+from ballonet.api.status import (
+    EnforcedBy,
+    PredictedBudget,
+    RoleStatus,
+    Source,
+    TopologyStatus,
+    Verdict,
+)
+from ballonet.api.v1alpha1 import InferencePoolSpec, Queue
+from ballonet.engines import vllm
+from ballonet.engines.base import Gates
+from ballonet.kv.layout import CacheLayout
+from ballonet.kv.memory import MemoryPlan, cpu_pod_bytes
+from ballonet.kv.units import GIB, MIB, Interval, format_bytes
+from ballonet.planning import explain
+from ballonet.planning.budget import max_concurrent, usable_blocks
+from ballonet.planning.capacity import (
+    UNPLANNED_SLOTS,
+    Capacity,
+    SlotLimits,
+    given_bytes,
+    max_batched_tokens,
+    max_num_seqs,
+    slot_limits,
+)
+from ballonet.planning.explain import Step
+from ballonet.planning.remedies import Remedy, find_remedies
+from ballonet.planning.resolve import Resolved, Unresolved, resolve
+from ballonet.planning.topology import (
+    NO_SIZES,
+    BlockSizes,
+    EngineNeed,
+    Judgement,
+    caches_prefixes,
+    judge,
+    pool_need,
+)
+
+MODEL_MOUNT = "/model"
+# A rank's own process with its CUDA context, beside file cache; an assumption, so only a request.
+GPU_HOST_BYTES_PER_RANK = 4 * GIB
+# Ranks of one pod talk through /dev/shm; Kubernetes gives 64 MiB unless told otherwise.
+SHM_BYTES_ALONE = 256 * MIB
+SHM_BYTES_PER_RANK = GIB
+# Beyond this share no device is told to give memory to the engine: its driver and other contexts
+# take some at start, and the engine refuses to start when less is free than it asks for.
+LARGEST_MEMORY_PERCENT = 98
+MAX_ROLES_IN_STATUS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PodNeeds:
+    """What one engine pod asks of its node."""
+
+    gpus_per_pod: int
+    resource_name: str | None
+    memory_request_bytes: int | None
+    memory_limit_bytes: int | None
+    shm_bytes: int
+    node_selector: Mapping[str, str]
+    image: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that is worked out for one pool; figures are of one engine.
+
+    Attributes:
+        refused_arguments: what the user sets that is not the user's to set, a sentence each.
+        blocks: KV blocks of one engine, the null block among them.
+        budget_blocks: blocks that are promised: usable blocks x safety.
+        need: need of one engine, runs shared evenly among the replicas.
+        available_slots: sequences that surely fit at once.
+        max_concurrent: sequences at the pool's ceiling that surely fit at once.
+        gates: the limits for the engine; None when nothing can be started.
+    """
+
+    name: str
+    spec: InferencePoolSpec
+    spec_resolved: Finding
+    budget_computed: Finding
+    topology_fits: Finding
+    topology: TopologyStatus
+    refused_arguments: tuple[str, ...] = ()
+    source: Source | None = None
+    layout: CacheLayout | None = None
+    memory: MemoryPlan | None = None
+    predicted: PredictedBudget | None = None
+    blocks: Interval | None = None
+    budget_blocks: Interval | None = None
+    need: EngineNeed | None = None
+    need_blocks: int | None = None
+    required_slots: int = 0
+    available_slots: int | None = None
+    max_concurrent: int | None = None
+    gates: Gates | None = None
+    engine_args: tuple[str, ...] = ()
+    pod: PodNeeds | None = None
+    remedies: tuple[Remedy, ...] = ()
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the declared topologies fit."""
+        return self.topology.verdict
+
+
+def user_env(spec: InferencePoolSpec) -> dict[str, str]:
+    """Return the engine's variables that the user sets, also in podTemplate; references as ''."""
+    pod = (spec.engine.pod_template or {}).get("spec")
+    containers = pod.get("containers") if isinstance(pod, dict) else None
+    found: dict[str, str] = {}
+    for container in containers if isinstance(containers, list) else ():
+        if not isinstance(container, dict) or container.get("name") != "engine":
+            continue
+        variables = container.get("env")
+        for variable in variables if isinstance(variables, list) else ():
+            if isinstance(variable, dict) and isinstance(variable.get("name"), str):
+                found[variable["name"]] = str(variable.get("value") or "")
+    return {**found, **{variable.name: variable.value for variable in spec.engine.env}}
+
+
+def plan_pool(
+    name: str,
+    spec: InferencePoolSpec,
+    config_text: str | None = None,
+    *,
+    with_remedies: bool = True,
+) -> Plan:
+    """Plan a pool.
+
+    Args:
+        name: the pool's name.
+        spec: what the user wants.
+        config_text: content of the ConfigMap key that spec.model.config.configMapRef names; None
+            when there is no reference or it could not be read.
+        with_remedies: whether to look for changes that would make it fit.
+    """
+    plan = _plan(name, spec, config_text)
+    if not with_remedies or plan.verdict is Verdict.FITS or plan.need is None:
+        return plan
+    remedies = find_remedies(plan, lambda changed: _plan(name, changed, config_text))
+    if not remedies:
+        return plan
+    advice = f"{plan.topology_fits.message} Fits with {remedies[0].summary}."
+    finding = replace(plan.topology_fits, message=explain.bounded(advice))
+    return replace(plan, remedies=remedies, topology_fits=finding)
+
+
+def _plan(name: str, spec: InferencePoolSpec, config_text: str | None) -> Plan:
+    refused, unplanned = _arguments(spec)
+    try:
+        resolved = resolve(spec, config_text)
+    except Unresolved as error:
+        return _unresolved(name, spec, error.finding, refused)
+    plan = Plan(
+        name=name,
+        spec=spec,
+        spec_resolved=Finding(Status.TRUE, Reason.RESOLVED, _resolved_text(spec, resolved)),
+        budget_computed=_UNRESOLVED_BUDGET,
+        topology_fits=_UNKNOWN_TOPOLOGY,
+        topology=TopologyStatus(),
+        refused_arguments=refused,
+        layout=resolved.layout,
+    )
+    missing = _missing(spec, resolved, unplanned)
+    if missing is not None or resolved.layout is None:
+        assert missing is not None
+        return _unplanned(plan, resolved, missing)
+    capacity = Capacity(spec, resolved, resolved.layout)
+    if capacity.blocks(1) is None:
+        reason = capacity.memory(1).reason or "the memory of this device is not known"
+        finding = Finding(Status.UNKNOWN, Reason.WEIGHTS_UNKNOWN, explain.bounded(reason))
+        return _unplanned(plan, resolved, finding)
+    return _planned(plan, capacity)
+
+
+_UNRESOLVED_BUDGET = Finding(
+    Status.UNKNOWN, Reason.SPEC_UNRESOLVED, "Nothing can be worked out until SpecResolved is True."
+)
+_UNKNOWN_TOPOLOGY = Finding(
+    Status.UNKNOWN, Reason.BUDGET_UNKNOWN, "There is no budget to compare the need with."
+)
+
+
+def _arguments(spec: InferencePoolSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return refused and unplanned arguments, a sentence each."""
+    if not vllm.is_known(spec.engine.version):
+        return (), ()
+    found = vllm.user_arguments(spec.engine.args, user_env(spec), spec.engine.version)
+    return found.refused, found.unplanned
+
+
+def _resolved_text(spec: InferencePoolSpec, resolved: Resolved) -> str:
+    return explain.bounded(
+        f"{spec.model.name} ({resolved.source}) on {resolved.device.name} with vLLM "
+        f"{spec.engine.version}"
+    )
+
+
+def _missing(
+    spec: InferencePoolSpec, resolved: Resolved, unplanned: tuple[str, ...]
+) -> Finding | None:
+    """Return why no budget can be worked out, or None."""
+    if resolved.layout is None:
+        problem = resolved.layout_problem or ""
+        return Finding(
+            Status.UNKNOWN,
+            Reason.LAYOUT_NOT_UNDERSTOOD,
+            explain.bounded(
+                f"{problem} The engine starts and its own report decides, with "
+                f"{_slots_unplanned(spec)} sequences at once."
+            ),
+        )
+    if unplanned:
+        return Finding(
+            Status.UNKNOWN, Reason.UNPLANNED_ARGUMENT, explain.bounded(" ".join(unplanned))
+        )
+    if given_bytes(spec) is None and resolved.weights is None:
+        return Finding(
+            Status.UNKNOWN,
+            Reason.WEIGHTS_UNKNOWN,
+            f"The size of the weights of {spec.model.name} is not known: give "
+            "spec.model.weights.memory, or the KV memory in spec.budget.kvCacheMemoryPerRank.",
+        )
+    return None
+
+
+def _unresolved(
+    name: str, spec: InferencePoolSpec, finding: Finding, refused: tuple[str, ...]
+) -> Plan:
+    required = pool_need(spec, NO_SIZES).shared_among(max(1, spec.replicas)).slots
+    return Plan(
+        name=name,
+        spec=spec,
+        spec_resolved=replace(finding, message=explain.bounded(finding.message)),
+        budget_computed=_UNRESOLVED_BUDGET,
+        topology_fits=_UNKNOWN_TOPOLOGY,
+        topology=TopologyStatus(required_slots=required),
+        refused_arguments=refused,
+        required_slots=required,
+    )
+
+
+def _slots_unplanned(spec: InferencePoolSpec) -> int:
+    """Return the limit where no budget is known: the required slots, or the engine's default."""
+    return pool_need(spec, NO_SIZES).slots or UNPLANNED_SLOTS
+
+
+def _unplanned(plan: Plan, resolved: Resolved, finding: Finding) -> Plan:
+    """Return the plan of a pool that starts without a budget."""
+    spec = plan.spec
+    need = _engine_need(spec, resolved.layout)
+    gates = _gates(spec, resolved, _slots_unplanned(spec))
+    known = resolved.layout is not None
+    return replace(
+        plan,
+        budget_computed=finding,
+        topology_fits=replace(
+            _UNKNOWN_TOPOLOGY,
+            message=f"{_UNKNOWN_TOPOLOGY.message} {need.slots} sequences are needed at once; the "
+            f"engine runs {gates.max_concurrent} at once.",
+        ),
+        topology=TopologyStatus(
+            required_slots=need.slots,
+            need_blocks=need.blocks if known else None,
+            roles=_role_statuses(spec, resolved.layout),
+        ),
+        need_blocks=need.blocks if known else None,
+        required_slots=need.slots,
+        gates=gates,
+        engine_args=vllm.render_args(gates, spec.engine.version),
+        pod=_pod(spec, resolved),
+    )
+
+
+def _engine_need(spec: InferencePoolSpec, layout: CacheLayout | None) -> EngineNeed:
+    """Return the need of one engine when the replicas share the runs evenly."""
+    sizes = NO_SIZES if layout is None else BlockSizes.of(layout)
+    return pool_need(spec, sizes).shared_among(max(1, spec.replicas))
+
+
+def _planned(plan: Plan, capacity: Capacity) -> Plan:
+    """Return the plan of a pool whose budget can be worked out."""
+    spec, resolved, layout = capacity.spec, capacity.resolved, capacity.layout
+    need = _engine_need(spec, layout)
+    slots = slot_limits(capacity, pool_need(spec, BlockSizes.of(layout)))
+    memory = capacity.memory(slots.limit)
+    blocks = capacity.blocks(slots.limit)
+    assert memory.kv_cache_bytes is not None and blocks is not None
+    # Judged with the memory that the engine has when it runs what is needed.
+    budget = capacity.budget(max(slots.limit, need.slots))
+    given = given_bytes(spec) is not None
+    source = Source.GIVEN if given else Source.PREDICTED
+    computed = _budget_finding(capacity, memory, blocks, slots, source)
+    fatal = computed.status is Status.FALSE
+    judgement = judge(need, budget, slots.limit)
+    if fatal:
+        judgement = Judgement(Verdict.DOES_NOT_FIT, Reason.EXCEEDS_BUDGET)
+    sure = 0 if fatal else slots.sure
+    concurrent = max_concurrent(capacity.budget(slots.limit).low, need.blocks_per_sequence)
+    gates = _gates(spec, resolved, slots.limit)
+    return replace(
+        plan,
+        budget_computed=computed,
+        topology_fits=_topology_finding(
+            spec=spec,
+            need=need,
+            blocks=blocks,
+            budget=budget,
+            judgement=judgement,
+            slots=replace(slots, sure=sure),
+            source=source,
+        ),
+        topology=TopologyStatus(
+            required_slots=need.slots,
+            need_blocks=need.blocks,
+            available_slots=sure,
+            budget_blocks=budget.low,
+            verdict=judgement.verdict,
+            roles=_role_statuses(spec, layout),
+        ),
+        source=source,
+        memory=memory,
+        predicted=PredictedBudget(
+            kv_cache_low_bytes=max(0, memory.kv_cache_bytes.low),
+            kv_cache_high_bytes=max(0, memory.kv_cache_bytes.high),
+            low_blocks=blocks.low,
+            high_blocks=blocks.high,
+            block_tokens=layout.block_tokens,
+            blocks_per_sequence=need.blocks_per_sequence,
+            max_concurrent=concurrent,
+        ),
+        blocks=blocks,
+        budget_blocks=budget,
+        need=need,
+        need_blocks=need.blocks,
+        required_slots=need.slots,
+        available_slots=sure,
+        max_concurrent=concurrent,
+        gates=gates,
+        engine_args=vllm.render_args(gates, spec.engine.version),
+        pod=_pod(spec, resolved),
+    )
+
+
+def _budget_finding(
+    capacity: Capacity, memory: MemoryPlan, blocks: Interval, slots: SlotLimits, source: Source
+) -> Finding:
+    spec, layout = capacity.spec, capacity.layout
+    kv_cache = memory.kv_cache_bytes
+    assert kv_cache is not None
+    ceiling = spec.sequence.max_tokens
+    per_sequence = layout.blocks(ceiling)
+    room = _device_room(capacity, slots.limit)
+    if kv_cache.high < layout.bytes_per_block or (room is not None and kv_cache.low > room):
+        return Finding(
+            Status.FALSE, Reason.MODEL_DOES_NOT_FIT, explain.bounded(_no_room_text(memory, room))
+        )
+    if usable_blocks(blocks.high) < per_sequence:
+        return Finding(
+            Status.FALSE,
+            Reason.CEILING_DOES_NOT_FIT,
+            f"One sequence of {ceiling} tokens takes {per_sequence} blocks and only "
+            f"{usable_blocks(blocks.high)} can be held: lower spec.sequence.maxTokens to at most "
+            f"{usable_blocks(blocks.high) * layout.block_tokens}, or give more KV memory.",
+        )
+    low, high = (format_bytes(max(0, end)) for end in (kv_cache.low, kv_cache.high))
+    amount = low if kv_cache.exact else f"{low} to {high}"
+    reason = Reason.GIVEN if source is Source.GIVEN else Reason.PREDICTED
+    return Finding(
+        Status.TRUE,
+        reason,
+        f"{amount} of KV memory a rank ({source.value.lower()}) = {explain.span(blocks)} blocks of "
+        f"{layout.block_tokens} tokens; a sequence of {ceiling} tokens takes {per_sequence}.",
+    )
+
+
+def _device_room(capacity: Capacity, slots: int) -> int | None:
+    """Return the most bytes that given KV memory may take on the device, or None."""
+    resolved, spec = capacity.resolved, capacity.spec
+    if given_bytes(spec) is None or resolved.device.memory_bytes is None:
+        return None
+    if resolved.weights is None:
+        return resolved.device.memory_bytes.high
+    predicted = capacity.predicted_memory(slots, LARGEST_MEMORY_PERCENT).kv_cache_bytes
+    return resolved.device.memory_bytes.high if predicted is None else max(0, predicted.high)
+
+
+def _no_room_text(memory: MemoryPlan, room: int | None) -> str:
+    parts = ", ".join(
+        f"{part.name} {format_bytes(part.bytes.low)}"
+        + ("" if part.bytes.exact else f" to {format_bytes(part.bytes.high)}")
+        for part in memory.parts
+    )
+    if room is not None:
+        return (
+            f"spec.budget.kvCacheMemoryPerRank is more than the {format_bytes(room)} that the "
+            f"device has beside weights and working memory ({parts}): give less, or use more "
+            "devices with spec.parallelism.tensor."
+        )
+    return (
+        f"Weights and working memory leave no room for KV blocks ({parts}): use more devices with "
+        "spec.parallelism.tensor, a larger spec.accelerator.type, or a smaller model."
+    )
+
+
+_STATUS = {
+    Verdict.FITS: Status.TRUE,
+    Verdict.DOES_NOT_FIT: Status.FALSE,
+    Verdict.UNKNOWN: Status.UNKNOWN,
+}
+
+
+def _topology_finding(
+    *,
+    spec: InferencePoolSpec,
+    need: EngineNeed,
+    blocks: Interval,
+    budget: Interval,
+    judgement: Judgement,
+    slots: SlotLimits,
+    source: Source,
+) -> Finding:
+    status = _STATUS[judgement.verdict]
+    if judgement.reason is Reason.NO_TOPOLOGY:
+        return Finding(
+            status,
+            Reason.NO_TOPOLOGY,
+            f"No topology is declared; {slots.sure} sequences of {spec.sequence.max_tokens} tokens "
+            "fit at once.",
+        )
+    message = explain.topology_text(
+        need,
+        blocks=blocks,
+        budget=budget,
+        safety_percent=spec.budget.safety_percent,
+        source=source.value.lower(),
+        verdict=explain.verdict_text(need, judgement.reason, slots.sure, slots.limit),
+        engines=max(1, spec.replicas),
+    )
+    return Finding(status, judgement.reason, message)
+
+
+def _role_statuses(spec: InferencePoolSpec, layout: CacheLayout | None) -> list[RoleStatus]:
+    ceiling = spec.sequence.max_tokens
+    return [
+        RoleStatus(
+            topology=topology.name,
+            role=role.name,
+            max_tokens=role.max_tokens or ceiling,
+            blocks=None if layout is None else layout.blocks(role.max_tokens or ceiling),
+            enforced_by=EnforcedBy.SERVER
+            if (role.max_tokens or ceiling) == ceiling
+            else EnforcedBy.RUNTIME,
+        )
+        for topology in spec.topologies
+        for role in topology.roles
+    ][:MAX_ROLES_IN_STATUS]
+
+
+def _gates(spec: InferencePoolSpec, resolved: Resolved, limit: int) -> Gates:
+    claim = spec.model.claim
+    folder = f"/{claim.path}" if claim is not None and claim.path else ""
+    queue_limit = None
+    if spec.admission.queue is Queue.BOUNDED:
+        # It counts what runs and what waits.
+        queue_limit = limit + 2 * max(1, pool_need(spec, NO_SIZES).slots)
+    device = resolved.device.device
+    return Gates(
+        model_path=spec.model.name if claim is None else MODEL_MOUNT + folder,
+        served_names=tuple(spec.model.served_names) or (spec.model.name,),
+        max_model_len=spec.sequence.max_tokens,
+        max_concurrent=limit,
+        max_num_seqs=max_num_seqs(limit, spec.engine.version),
+        max_batched_tokens=max_batched_tokens(spec, device, limit),
+        kv_cache_type=spec.sequence.kv_cache_type,
+        prefix_caching=caches_prefixes(spec),
+        queue_limit=queue_limit,
+        block_tokens=resolved.block_tokens,
+        memory_percent=None if device == "cpu" else spec.accelerator.memory_percent,
+        kv_cache_memory_bytes=given_bytes(spec),
+        tensor=spec.parallelism.tensor,
+        pipeline=spec.parallelism.pipeline,
+        revision=spec.model.revision if claim is None else None,
+        device=device,
+    )
+
+
+def _pod(spec: InferencePoolSpec, resolved: Resolved) -> PodNeeds:
+    ranks = spec.parallelism.tensor * spec.parallelism.pipeline
+    shm_bytes = SHM_BYTES_ALONE if ranks == 1 else ranks * SHM_BYTES_PER_RANK
+    request: int | None
+    limit: int | None
+    if resolved.device.device == "cpu":
+        kv_cache_bytes = ranks * (given_bytes(spec) or 0)
+        request = limit = (
+            cpu_pod_bytes(resolved.weights.bytes, kv_cache_bytes)
+            if resolved.weights is not None
+            else None
+        )
+        gpus = 0
+    else:
+        # File cache of the weights counts towards a limit, so there is none.
+        request, limit = ranks * GPU_HOST_BYTES_PER_RANK + shm_bytes, None
+        gpus = ranks
+    resource = spec.accelerator.resource_name or resolved.device.resource_name
+    return PodNeeds(
+        gpus_per_pod=gpus,
+        resource_name=resource if gpus else None,
+        memory_request_bytes=request,
+        memory_limit_bytes=limit,
+        shm_bytes=shm_bytes,
+        node_selector=spec.accelerator.node_selector,
+        image=spec.engine.image or vllm.default_image(spec.engine.version),
+    )

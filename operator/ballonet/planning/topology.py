@@ -1,0 +1,266 @@
+"""What agent runs need of one engine, and whether a budget holds it.
+
+All figures are of one engine: slots and blocks never cross engines. docs/topology.md derives the
+rules with examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ballonet.api.conditions import Reason
+from ballonet.api.status import Verdict
+from ballonet.api.v1alpha1 import (
+    HoldsSlot,
+    InferencePoolSpec,
+    PrefixCaching,
+    PrefixCredit,
+    Role,
+    Topology,
+)
+from ballonet.kv.layout import CacheLayout
+from ballonet.kv.units import Interval, ceil_div
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSizes:
+    """How many blocks a sequence holds, and how many of a shared prefix others can use.
+
+    Attributes:
+        blocks: tokens of one sequence to the blocks that it holds.
+        whole_blocks: tokens of a prefix to the whole blocks that sequences can have in common.
+    """
+
+    blocks: Callable[[int], int]
+    whole_blocks: Callable[[int], int]
+
+    @classmethod
+    def of(cls, layout: CacheLayout) -> BlockSizes:
+        """Return the sizes of a cache layout."""
+        return cls(
+            layout.blocks,
+            lambda tokens: sum(tokens // group.block_tokens for group in layout.groups),
+        )
+
+
+# For counting slots where no layout is known.
+NO_SIZES = BlockSizes(lambda _tokens: 0, lambda _tokens: 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleNeed:
+    """What one role of one run takes.
+
+    Attributes:
+        max_tokens: ceiling of the role.
+        blocks: blocks of one sequence at that ceiling.
+        shared_blocks: those of them that a credited prefix accounts for.
+        holds: whether a sequence keeps its slot while it waits for the other roles.
+    """
+
+    name: str
+    count: int
+    max_tokens: int
+    blocks: int
+    shared_blocks: int
+    holds: bool
+
+    @property
+    def own_blocks(self) -> int:
+        """Blocks of all sequences of the role that no other sequence shares."""
+        return self.count * (self.blocks - self.shared_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class RunNeed:
+    """What the runs of one topology take.
+
+    The sequences of a run are held in phases: all roles that hold their slot while they wait
+    stand in one phase together; each role that does not is held alone, before or after it.
+    """
+
+    topology: str
+    runs: int
+    roles: tuple[RoleNeed, ...]
+    prefixes: frozenset[str]
+
+    @property
+    def phases(self) -> tuple[tuple[RoleNeed, ...], ...]:
+        """Roles that are held at the same time."""
+        holding = tuple(role for role in self.roles if role.holds)
+        alone = tuple((role,) for role in self.roles if not role.holds)
+        return ((holding,) if holding else ()) + alone
+
+    @property
+    def slots(self) -> int:
+        """Most sequences of one run at once."""
+        return max(sum(role.count for role in phase) for phase in self.phases)
+
+    @property
+    def own_blocks(self) -> int:
+        """Most blocks of one run at once, without those that a credited prefix accounts for."""
+        return max(sum(role.own_blocks for role in phase) for phase in self.phases)
+
+    @property
+    def waiting_holders(self) -> int:
+        """Most sequences of one run that keep a slot while they wait for others of it.
+
+        A run gets on while the role that the others wait for has a slot. The role with most
+        sequences is taken to be that one, as workers are; everything else may be waiting.
+        """
+        holding = sum(role.count for role in self.roles if role.holds)
+        largest = max(self.roles, key=lambda role: (role.count, role.holds))
+        return holding - (largest.count if largest.holds else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNeed:
+    """What one engine must hold at once.
+
+    Attributes:
+        reserved_slots: slots for traffic that is no agent run, each at the pool's ceiling.
+        blocks_per_sequence: blocks of one sequence at the pool's ceiling.
+        prefix_blocks: blocks of each credited prefix, which counts once.
+    """
+
+    reserved_slots: int
+    blocks_per_sequence: int
+    runs: tuple[RunNeed, ...]
+    prefix_blocks: tuple[tuple[str, int], ...]
+
+    @property
+    def slots(self) -> int:
+        """Required slots: sequences that must run at once."""
+        return self.reserved_slots + sum(run.runs * run.slots for run in self.runs)
+
+    @property
+    def reserved_blocks(self) -> int:
+        """Blocks of the reserved slots."""
+        return self.reserved_slots * self.blocks_per_sequence
+
+    @property
+    def shared_blocks(self) -> int:
+        """Blocks of the credited prefixes that any of the runs uses, each counted once."""
+        used = {name for run in self.runs if run.runs for name in run.prefixes}
+        return sum(blocks for name, blocks in self.prefix_blocks if name in used)
+
+    @property
+    def blocks(self) -> int:
+        """Need: blocks that must be held at once."""
+        own = sum(run.runs * run.own_blocks for run in self.runs)
+        return self.reserved_blocks + own + self.shared_blocks
+
+    @property
+    def waiting_holders(self) -> int:
+        """Most sequences that keep a slot while they wait for others of their run."""
+        return sum(run.runs * run.waiting_holders for run in self.runs)
+
+    def at_most(self, runs: int) -> EngineNeed:
+        """Return the need with at most this many runs of each topology."""
+        return replace(
+            self, runs=tuple(replace(run, runs=min(run.runs, runs)) for run in self.runs)
+        )
+
+    def shared_among(self, engines: int) -> EngineNeed:
+        """Return the need of one of several engines that share the runs evenly."""
+        return replace(
+            self, runs=tuple(replace(run, runs=ceil_div(run.runs, engines)) for run in self.runs)
+        )
+
+    def largest_part(self, budget: int) -> EngineNeed | None:
+        """Return the largest part of the runs whose need a budget holds, or None.
+
+        A part is the same number of runs of each topology, or an even share of all runs.
+        """
+        most = max((run.runs for run in self.runs), default=0)
+        parts = []
+        if (few := largest(0, most, lambda n: self.at_most(n).blocks <= budget)) is not None:
+            parts.append(self.at_most(few))
+        # More engines, smaller share: the search is over the negated number of engines.
+        negated = largest(-max(most, 1), -1, lambda n: self.shared_among(-n).blocks <= budget)
+        if negated is not None:
+            parts.append(self.shared_among(-negated))
+        return max(parts, key=lambda part: part.slots, default=None)
+
+
+def largest(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
+    """Return the largest number of a range for which a falling predicate holds, or None."""
+    if not holds(low):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def caches_prefixes(spec: InferencePoolSpec) -> bool:
+    """Return whether the engine keeps the blocks of prompt beginnings."""
+    return spec.sequence.prefix_caching is not PrefixCaching.DISABLED
+
+
+def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
+    """Return the need of one engine that takes all runs of the pool."""
+    credited = {
+        prefix.name: prefix.tokens
+        for prefix in spec.shared_prefixes
+        if prefix.credit is PrefixCredit.DECLARED and caches_prefixes(spec)
+    }
+
+    def role_need(role: Role) -> RoleNeed:
+        ceiling = role.max_tokens or spec.sequence.max_tokens
+        prefix = credited.get(role.shared_prefix or "", 0)
+        return RoleNeed(
+            name=role.name,
+            count=role.count,
+            max_tokens=ceiling,
+            blocks=sizes.blocks(ceiling),
+            shared_blocks=sizes.whole_blocks(min(prefix, ceiling)),
+            holds=role.holds_slot_while_waiting is HoldsSlot.ALWAYS,
+        )
+
+    def run_need(topology: Topology) -> RunNeed:
+        return RunNeed(
+            topology=topology.name,
+            runs=topology.concurrent_runs,
+            roles=tuple(role_need(role) for role in topology.roles),
+            prefixes=frozenset(
+                role.shared_prefix for role in topology.roles if role.shared_prefix in credited
+            ),
+        )
+
+    return EngineNeed(
+        reserved_slots=spec.reserved_slots,
+        blocks_per_sequence=sizes.blocks(spec.sequence.max_tokens),
+        runs=tuple(run_need(topology) for topology in spec.topologies),
+        prefix_blocks=tuple(
+            (name, sizes.whole_blocks(tokens)) for name, tokens in credited.items()
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Whether a need fits, and the word for it."""
+
+    verdict: Verdict
+    reason: Reason
+
+
+def judge(need: EngineNeed, budget: Interval, limit: int) -> Judgement:
+    """Judge the need of one engine by its budget and by how many sequences it runs at once.
+
+    True only by the low end of the budget, False only by its high end.
+    """
+    if need.blocks <= budget.low and need.slots <= limit:
+        reason = Reason.FITS if need.slots else Reason.NO_TOPOLOGY
+        return Judgement(Verdict.FITS, reason)
+    if need.blocks <= budget.high and not (budget.exact and need.slots > limit):
+        return Judgement(Verdict.UNKNOWN, Reason.WITHIN_UNCERTAINTY)
+    deadlock = 0 < limit <= need.waiting_holders
+    return Judgement(
+        Verdict.DOES_NOT_FIT, Reason.WOULD_DEADLOCK if deadlock else Reason.EXCEEDS_BUDGET
+    )
