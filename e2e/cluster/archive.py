@@ -29,8 +29,9 @@ def read_archive(path: Path) -> ImageArchive:
                 raise KeyError("manifest.json")
             images = json.load(member)
     except (OSError, KeyError, ValueError, tarfile.TarError) as error:
+        what = str(error).splitlines()[0]
         raise ClusterError(
-            f"{path} is not a docker archive ({error}): write it with `buildah push IMAGE "
+            f"{path} is not a docker archive ({what}): write it with `buildah push IMAGE "
             "docker-archive:FILE:TAG`"
         ) from error
     if len(images) != 1 or not images[0].get("RepoTags"):

@@ -103,6 +103,11 @@ class Cluster:
         """The output of a component."""
         return self._layout.log(component)
 
+    def processes(self) -> set[int]:
+        """Ids of every process of the cluster, those of its containers included."""
+        groups = cgroups.existing(self._group_name)
+        return groups.pids() if groups else set()
+
     def status(self) -> Status:
         holder = self._process(HOLDER)
         if holder is None or not holder.alive:

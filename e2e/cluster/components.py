@@ -15,8 +15,8 @@ API_URL = f"https://{NODE_ADDRESS}:6443"
 POD_CIDR = "10.91.0.0/24"
 SERVICE_CIDR = "10.96.0.0/16"
 API_SERVICE_ADDRESS = "10.96.0.1"
-# Without one the kubelet writes a MissingClusterDNS event for every pod. Nothing listens there, so a
-# look-up fails at once; at an unused Service address, which kube-proxy drops, it would take 20 s.
+# Without one the kubelet writes a MissingClusterDNS event for every pod. Nothing listens there, so
+# a look-up fails at once; at an unused Service address, which kube-proxy drops, it takes 20 s.
 DNS_ADDRESS = NODE_ADDRESS
 ETCD_URL = "http://127.0.0.1:2379"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
