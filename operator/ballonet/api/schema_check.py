@@ -150,7 +150,7 @@ def _string_faults(_: str, node: Schema) -> Iterator[str]:
             yield f"has the default {node['default']}, which is not in its enum"
     elif "maxLength" not in node:
         yield "is a string without maxLength"
-    elif len(node.get("default", "")) > node["maxLength"]:
+    elif len(str(node.get("default", ""))) > node["maxLength"]:
         yield "has a default longer than maxLength"
 
 

@@ -1,0 +1,1 @@
+"""Examples of the resource that the real API server accepts and refuses."""
