@@ -1,0 +1,386 @@
+"""What should be, from what was seen: pure, so that each case is one test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ballonet.api.conditions import ConditionType, Finding, Reason, Status, summarize
+from ballonet.api.v1alpha1 import InferencePoolSpec, WhenUnfit
+from ballonet.cluster.port import Json
+from ballonet.planning.measured import Verification, verify
+from ballonet.planning.plan import Plan
+from ballonet.planning.runtime_budget import runtime_budget
+from ballonet.reconcile import children
+from ballonet.reconcile.gather import Observed
+from ballonet.reconcile.ownership import Child, Holder
+from ballonet.reconcile.pods import availability, rolling_out
+from ballonet.reconcile.record import (
+    ANNOTATION,
+    AppliedRecord,
+    decode,
+    normal_form,
+    without_replicas,
+)
+from ballonet.telemetry.port import EngineSample, ScrapeFailure
+
+Planner = Callable[[str, Json, str | None, bool], Plan | None]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be written, and what the conditions say if that succeeds.
+
+    ``applies`` are in the order of writing; ``deletes`` are left-overs of an earlier pool.
+    ``settle_seconds`` is how long a due roll-out still waits for the spec to stay unchanged.
+    """
+
+    findings: dict[ConditionType, Finding]
+    plan: Plan | None = None
+    record: AppliedRecord | None = None
+    verification: Verification | None = None
+    applies: tuple[Json, ...] = ()
+    deletes: tuple[Json, ...] = ()
+    settle_seconds: float = 0.0
+
+    def conditions(self) -> dict[ConditionType, Finding]:
+        """Return all findings with Ready, Reconciling and Stalled."""
+        return summarize(self.findings)
+
+    def with_configured(self, finding: Finding) -> Decision:
+        """Return the decision with what became of the writes."""
+        return replace(self, findings={**self.findings, ConditionType.CONFIGURED: finding})
+
+
+@dataclass(frozen=True)
+class _Rollout:
+    """Which record is to be applied (None: nothing), and what Configured says of it."""
+
+    record: AppliedRecord | None
+    configured: Finding
+    settle_seconds: float = 0.0
+
+
+def decide(
+    observed: Observed, *, planner: Planner, installation: str, settle_seconds: float
+) -> Decision:
+    """Return what is to be done about one pool.
+
+    ``planner`` gives the plan of (name, spec, config text, with remedies), ``settle_seconds`` is
+    how long the spec must still stay unchanged before pods may be replaced.
+    """
+    pool = observed.pool
+    name = pool["metadata"]["name"]
+    stored = _stored_record(observed)
+    applied_already = stored is not None and stored.same_spec(pool.get("spec", {}))
+    config_text = observed.config_text
+    if applied_already and observed.problem is not None and stored is not None:
+        # The ConfigMap went away under running pods: what it said still describes them.
+        config_text = stored.config_text
+    plan = planner(name, pool["spec"], config_text, True) if observed.spec is not None else None
+    findings = _planned_findings(observed, plan)
+    taken = _obstacle(observed)
+    if taken is not None:
+        findings[ConditionType.CONFIGURED] = taken
+        findings.update(_no_pods("no pods run: " + taken.message))
+        return Decision(findings, plan, deletes=_left_overs(observed))
+    rollout = _rollout(observed, plan, stored, planner, settle_seconds)
+    findings[ConditionType.CONFIGURED] = rollout.configured
+    record = rollout.record
+    if record is None:
+        findings.update(_no_pods("no pods are started: " + rollout.configured.message))
+        return Decision(findings, plan)
+    live = observed.deployment.live
+    if live is None or observed.deployment.holder is not Holder.THIS_POOL:
+        findings.update(_no_pods("pods are being started"))
+        findings[ConditionType.AVAILABLE] = Finding(
+            Status.FALSE, Reason.STARTING, "pods are being started"
+        )
+        verification = None
+    else:
+        findings[ConditionType.AVAILABLE] = _availability(observed, live, record)
+        findings[ConditionType.METRICS_AVAILABLE] = _metrics_available(observed)
+        verification = _verification(observed, live, record, planner)
+        findings[ConditionType.BUDGET_VERIFIED] = (
+            verification.budget_verified if verification is not None else _NO_REPORT
+        )
+        if (
+            verification is not None
+            and verification.budget is not None
+            and record.same_spec(pool["spec"])
+        ):
+            findings[ConditionType.TOPOLOGY_FITS] = verification.topology_fits
+    return Decision(
+        findings,
+        plan,
+        record,
+        verification,
+        applies=_desired(observed, record, installation),
+        settle_seconds=rollout.settle_seconds,
+    )
+
+
+_NO_REPORT = Finding(
+    Status.UNKNOWN, Reason.NO_ENGINE_REPORT, "no serving engine has reported its blocks yet"
+)
+
+
+def _planned_findings(observed: Observed, plan: Plan | None) -> dict[ConditionType, Finding]:
+    if plan is None:
+        assert observed.problem is not None
+        nothing = "the spec does not parse, so nothing can be worked out"
+        return {
+            ConditionType.SPEC_RESOLVED: observed.problem,
+            ConditionType.BUDGET_COMPUTED: Finding(Status.UNKNOWN, Reason.SPEC_UNRESOLVED, nothing),
+            ConditionType.TOPOLOGY_FITS: Finding(Status.UNKNOWN, Reason.BUDGET_UNKNOWN, nothing),
+        }
+    return {
+        ConditionType.SPEC_RESOLVED: observed.problem or plan.spec_resolved,
+        ConditionType.BUDGET_COMPUTED: plan.budget_computed,
+        ConditionType.TOPOLOGY_FITS: plan.topology_fits,
+    }
+
+
+def _no_pods(message: str) -> dict[ConditionType, Finding]:
+    return {
+        ConditionType.AVAILABLE: Finding(Status.FALSE, Reason.NOT_STARTED, message),
+        ConditionType.METRICS_AVAILABLE: Finding(
+            Status.UNKNOWN, Reason.NO_ENGINE, "no engine serves, so there is nothing to read"
+        ),
+        ConditionType.BUDGET_VERIFIED: _NO_REPORT,
+    }
+
+
+# --- whose are the objects -----------------------------------------------------------------------
+
+
+def _children(observed: Observed) -> tuple[Child, Child, Child]:
+    return observed.deployment, observed.service, observed.budget
+
+
+def _obstacle(observed: Observed) -> Finding | None:
+    for child in _children(observed):
+        if child.holder is Holder.SOMEBODY_ELSE and child.live is not None:
+            return Finding(
+                Status.FALSE,
+                Reason.NAME_TAKEN,
+                f"{_words(child.live)} exists and belongs to somebody else: it is not touched; "
+                "delete it, or give the pool another name",
+            )
+    for child in _children(observed):
+        if child.holder in (Holder.LEAVING, Holder.EARLIER_POOL) and child.live is not None:
+            return Finding(
+                Status.FALSE,
+                Reason.SETTLING,
+                f"{_words(child.live)} is being deleted and must go first",
+            )
+    return None
+
+
+def _left_overs(observed: Observed) -> tuple[Json, ...]:
+    if any(child.holder is Holder.SOMEBODY_ELSE for child in _children(observed)):
+        return ()
+    return tuple(
+        child.live
+        for child in _children(observed)
+        if child.holder is Holder.EARLIER_POOL and child.live is not None
+    )
+
+
+def _words(live: Json) -> str:
+    return f"{live['kind']} {live['metadata']['name']}"
+
+
+# --- what to roll out ----------------------------------------------------------------------------
+
+
+def _stored_record(observed: Observed) -> AppliedRecord | None:
+    for child in (observed.deployment, observed.budget):
+        if child.live is not None and child.holder in (Holder.THIS_POOL, Holder.ORPHAN):
+            record = decode(child.live["metadata"].get("annotations", {}).get(ANNOTATION))
+            if record is not None:
+                return record
+    return None
+
+
+def _rollout(
+    observed: Observed,
+    plan: Plan | None,
+    stored: AppliedRecord | None,
+    planner: Planner,
+    settle_seconds: float,
+) -> _Rollout:
+    """Decide which template serves.
+
+    The rule that matters: pods are replaced only when the user changed something that today's code
+    renders differently from what the user had before. Whatever was learnt, or a newer operator
+    would do otherwise, waits for the next such change.
+    """
+    name, raw = observed.pool["metadata"]["name"], observed.pool.get("spec", {})
+    blocker = _blocker(observed, plan)
+    live = observed.deployment.live
+    if stored is not None and not (live is not None and rolling_out(live)):
+        stored = replace(stored, previous_budget=None)
+    if stored is not None and stored.same_spec(raw):
+        newer = blocker is None and _render(name, observed.spec, plan) != stored.template
+        return _Rollout(stored, _applied(update_pending=newer))
+    if blocker is not None:
+        return _Rollout(stored, blocker)
+    assert plan is not None and observed.spec is not None
+    template = _render(name, observed.spec, plan)
+    fresh = AppliedRecord(
+        spec=without_replicas(raw),
+        config_text=observed.config_text,
+        template=template,
+        strategy=children.strategy(observed.spec),
+        engine_args=plan.engine_args,
+        budget=runtime_budget(plan),
+    )
+    if stored is None or live is None:
+        return _Rollout(fresh, _applied(update_pending=False))
+    if _render_again(name, stored, planner) == template:
+        limits = {key: stored.budget[key] for key in ("slots", "ceilingTokens")}
+        kept = replace(
+            fresh,
+            template=stored.template,
+            engine_args=stored.engine_args,
+            budget={**fresh.budget, **limits},
+            previous_budget=stored.previous_budget,
+        )
+        return _Rollout(kept, _applied(update_pending=template != stored.template))
+    if settle_seconds > 0:
+        waiting = Finding(
+            Status.FALSE,
+            Reason.SETTLING,
+            "the pods are replaced as soon as the spec stays unchanged for a moment",
+        )
+        return _Rollout(stored, waiting, settle_seconds)
+    return _Rollout(_followed_by(stored, fresh), _applied(update_pending=False))
+
+
+def _blocker(observed: Observed, plan: Plan | None) -> Finding | None:
+    """Return why the current spec cannot be rendered, first reason first."""
+    if observed.problem is not None:
+        return observed.problem
+    assert plan is not None and observed.spec is not None
+    if plan.spec_resolved.status is not Status.TRUE:
+        return plan.spec_resolved
+    shape = children.template_shape_problem(observed.spec)
+    if shape is not None:
+        return Finding(Status.FALSE, Reason.INVALID_POD_TEMPLATE, shape)
+    refused = (*plan.refused_arguments, *children.template_problems(observed.spec))
+    if refused:
+        return Finding(Status.FALSE, Reason.FLAG_REFUSED, "; ".join(refused))
+    if plan.budget_computed.status is Status.FALSE:
+        return plan.budget_computed
+    if plan.topology_fits.status is Status.FALSE and observed.spec.when_unfit is WhenUnfit.REFUSE:
+        return Finding(Status.FALSE, Reason.REFUSED, plan.topology_fits.message)
+    return None
+
+
+def _applied(*, update_pending: bool) -> Finding:
+    if update_pending:
+        return Finding(
+            Status.TRUE,
+            Reason.UPDATE_PENDING,
+            "applied; this operator or a changed ConfigMap would render it differently, which goes "
+            "out with the next change of the spec",
+        )
+    return Finding(Status.TRUE, Reason.APPLIED, "the current generation is applied")
+
+
+def _render(name: str, spec: InferencePoolSpec | None, plan: Plan | None) -> Json | None:
+    if spec is None or plan is None or plan.gates is None or plan.pod is None:
+        return None
+    return children.render_template(name, spec, plan)
+
+
+def _render_again(name: str, record: AppliedRecord, planner: Planner) -> Json | None:
+    """Render a record's inputs with today's code."""
+    spec = normal_form(record.spec)
+    if not isinstance(spec, InferencePoolSpec):
+        return None
+    return _render(name, spec, planner(name, record.spec, record.config_text, False))
+
+
+def _followed_by(stored: AppliedRecord, fresh: AppliedRecord) -> AppliedRecord:
+    """Return the fresh record with the lowest limits that may still serve as those before."""
+    previous = stored.budget
+    if stored.previous_budget is not None:
+        previous = {
+            **previous,
+            **{
+                key: min(previous[key], stored.previous_budget[key])
+                for key in ("slots", "ceilingTokens")
+            },
+        }
+    return replace(fresh, previous_budget=previous)
+
+
+def _desired(observed: Observed, record: AppliedRecord, installation: str) -> tuple[Json, ...]:
+    pool, live = observed.pool, observed.deployment.live
+    deployment = children.deployment(pool, record, installation)
+    changing = live is not None and (
+        rolling_out(live)
+        or live["metadata"].get("annotations", {}).get(ANNOTATION)
+        != deployment["metadata"]["annotations"][ANNOTATION]
+    )
+    # The limits that runtimes read come first: they must never exceed what serves.
+    return (
+        children.budget_config_map(pool, record, rolling_out=changing),
+        children.service(pool),
+        deployment,
+    )
+
+
+# --- what runs -----------------------------------------------------------------------------------
+
+
+def _availability(observed: Observed, live: Json, record: AppliedRecord) -> Finding:
+    return availability(
+        live,
+        observed.pods,
+        declared_version=record.spec["engine"]["version"],
+        running_versions={
+            reading.target.name: reading.version
+            for reading in observed.readings
+            if isinstance(reading, EngineSample) and reading.version is not None
+        },
+        last_words=observed.last_words,
+    )
+
+
+def _metrics_available(observed: Observed) -> Finding:
+    if not observed.readings:
+        return Finding(
+            Status.UNKNOWN, Reason.NO_ENGINE, "no engine serves, so there is nothing to read"
+        )
+    failures = [r for r in observed.readings if isinstance(r, ScrapeFailure)]
+    if failures:
+        first = failures[0]
+        return Finding(Status.FALSE, first.reason, f"pod {first.target.name}: {first.message}")
+    return Finding(
+        Status.TRUE, Reason.SCRAPED, f"{len(observed.readings)} serving engine pods reported"
+    )
+
+
+def _verification(
+    observed: Observed, live: Json, record: AppliedRecord, planner: Planner
+) -> Verification | None:
+    # While pods of two templates serve, their numbers do not describe one plan.
+    if rolling_out(live):
+        return None
+    serving = planner(
+        observed.pool["metadata"]["name"],
+        {**record.spec, "replicas": observed.pool["spec"].get("replicas", 1)},
+        record.config_text,
+        False,
+    )
+    reports = [
+        reading.report
+        for reading in observed.readings
+        if isinstance(reading, EngineSample) and reading.report is not None
+    ]
+    if serving is None or not reports:
+        return None
+    return verify(serving, reports)

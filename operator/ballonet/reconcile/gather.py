@@ -1,0 +1,147 @@
+"""Reading everything that one pass over a pool needs; nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from pydantic import ValidationError
+
+from ballonet.api.conditions import Finding, Reason, Status
+from ballonet.api.v1alpha1 import MAX_CONFIG_CHARACTERS, NAME_RULE, InferencePoolSpec
+from ballonet.cluster.port import ApiError, Cluster, Json, Kind
+from ballonet.reconcile.children import BUDGET_SUFFIX, CONTAINER, selector
+from ballonet.reconcile.ownership import Child, Holder, examine
+from ballonet.reconcile.pods import EndedRun, LastWords, ended_runs, owned_pods
+from ballonet.telemetry.port import EngineSample, ScrapeFailure
+
+_LOG_LINES: Final = 300
+_MAX_PROBLEMS: Final = 5
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was seen of one pool, in one pass.
+
+    ``spec`` is None where the stored spec does not parse; ``problem`` then says why, as it does
+    when the ConfigMap that the model refers to cannot be read.
+    """
+
+    pool: Json
+    spec: InferencePoolSpec | None
+    problem: Finding | None
+    config_text: str | None
+    deployment: Child
+    service: Child
+    budget: Child
+    pods: Sequence[Json] = ()
+    last_words: Mapping[str, LastWords] = field(default_factory=dict)
+    readings: Sequence[EngineSample | ScrapeFailure] = ()
+
+
+def parse_spec(pool: Json) -> tuple[InferencePoolSpec | None, Finding | None]:
+    """Return the pool's spec, or the finding that names each field that does not parse."""
+    name = pool["metadata"]["name"]
+    if not NAME_RULE.holds(name):
+        return None, Finding(Status.FALSE, Reason.INVALID_SPEC, NAME_RULE.message)
+    try:
+        return InferencePoolSpec.model_validate(pool.get("spec", {})), None
+    except ValidationError as error:
+        problems = [
+            f"{_path(('spec', *problem['loc']))}: {problem['msg']}" for problem in error.errors()
+        ]
+        more = len(problems) - _MAX_PROBLEMS
+        text = "; ".join(problems[:_MAX_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+        return None, Finding(Status.FALSE, Reason.INVALID_SPEC, text)
+
+
+async def read_config(
+    cluster: Cluster, namespace: str, spec: InferencePoolSpec
+) -> tuple[str | None, Finding | None]:
+    """Return the text of a config.json in a ConfigMap, or why it cannot be had.
+
+    Raises:
+        ApiError: the API server could not say.
+    """
+    reference = spec.model.config.config_map_ref if spec.model.config else None
+    if reference is None:
+        return None, None
+    where = f"spec.model.config.configMapRef: ConfigMap {reference.name}"
+    try:
+        config_map = await cluster.get(Kind.CONFIG_MAP, namespace, reference.name)
+    except ApiError as error:
+        if not error.forbidden:
+            raise
+        return None, _not_found(f"{where} may not be read: {error.message}")
+    if config_map is None:
+        return None, _not_found(f"{where} does not exist in namespace {namespace}: create it")
+    text = config_map.get("data", {}).get(reference.key)
+    if text is None:
+        keys = ", ".join(sorted(config_map.get("data", {}))[:8]) or "none"
+        return None, _not_found(f"{where} has no key {reference.key} (it has: {keys})")
+    if len(text) > MAX_CONFIG_CHARACTERS:
+        return None, Finding(
+            Status.FALSE,
+            Reason.INVALID_MODEL_CONFIG,
+            f"{where}, key {reference.key} has {len(text)} characters, more than "
+            f"{MAX_CONFIG_CHARACTERS}: keep only config.json itself in it",
+        )
+    return text, None
+
+
+async def read_children(cluster: Cluster, pool: Json) -> tuple[Child, Child, Child]:
+    """Return Deployment, Service and budget ConfigMap as they are now, with their holders."""
+    namespace, name = pool["metadata"]["namespace"], pool["metadata"]["name"]
+    return (
+        examine(await cluster.get(Kind.DEPLOYMENT, namespace, name), pool),
+        examine(await cluster.get(Kind.SERVICE, namespace, name), pool),
+        examine(await cluster.get(Kind.CONFIG_MAP, namespace, name + BUDGET_SUFFIX), pool),
+    )
+
+
+async def read_pods(cluster: Cluster, pool: Json, deployment: Child) -> list[Json]:
+    """Return the pods of the pool's own Deployment, oldest first."""
+    if deployment.live is None or deployment.holder is not Holder.THIS_POOL:
+        return []
+    name = pool["metadata"]["name"]
+    pods = await cluster.list(Kind.POD, pool["metadata"]["namespace"], labels=selector(name))
+    return owned_pods(pods, deployment.live)
+
+
+async def read_last_words(
+    cluster: Cluster, pods: Sequence[Json], known: Mapping[EndedRun, LastWords]
+) -> dict[EndedRun, LastWords]:
+    """Return the logs of failed runs; those that are known are not read again."""
+    words = {}
+    for run in ended_runs(pods):
+        if run in known:
+            words[run] = known[run]
+            continue
+        pod = next(pod for pod in pods if pod["metadata"]["name"] == run.pod)
+        try:
+            log = await cluster.logs(
+                pod["metadata"]["namespace"],
+                run.pod,
+                CONTAINER,
+                previous=run.previous,
+                tail_lines=_LOG_LINES,
+            )
+        except ApiError as error:
+            if error.unreachable:
+                raise
+            # The run is gone already; its termination message must do.
+            continue
+        words[run] = LastWords(log)
+    return words
+
+
+def _not_found(message: str) -> Finding:
+    return Finding(Status.FALSE, Reason.CONFIG_NOT_FOUND, message)
+
+
+def _path(parts: tuple[str | int, ...]) -> str:
+    text = ""
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.lstrip(".")

@@ -1,0 +1,114 @@
+"""Merging and comparing partial Kubernetes objects, by the keys that the API server merges by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from decimal import Decimal
+from typing import Any, Final
+
+from ballonet.api.quantity import parse_quantity
+
+# Lists whose items are merged by a key instead of the list being replaced, by field name.
+LIST_KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "env": ("name",),
+    "volumes": ("name",),
+    "volumeMounts": ("mountPath",),
+    "volumeDevices": ("devicePath",),
+    "imagePullSecrets": ("name",),
+    "hostAliases": ("ip",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "ports": ("containerPort", "port"),
+    "ownerReferences": ("uid",),
+}
+# Maps whose values the API server writes in its own normal form of a quantity.
+_QUANTITY_MAPS: Final = frozenset({"limits", "requests"})
+_QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor"})
+
+
+def merge(base: Any, over: Any, *, field: str = "") -> Any:
+    """Return base with over laid on top; neither is changed.
+
+    Maps are merged, lists of LIST_KEYS by item, everything else is replaced by over.
+    """
+    if isinstance(base, dict) and isinstance(over, dict):
+        merged = dict(base)
+        for key, value in over.items():
+            merged[key] = merge(base[key], value, field=key) if key in base else value
+        return merged
+    if isinstance(base, list) and isinstance(over, list) and field in LIST_KEYS:
+        items = {_identity(item, field, index): item for index, item in enumerate(base)}
+        for index, item in enumerate(over):
+            identity = _identity(item, field, index)
+            items[identity] = merge(items[identity], item) if identity in items else item
+        return list(items.values())
+    return over
+
+
+def without_nulls(value: Any) -> Any:
+    """Return the value without null members: in an apply they would mean nothing."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value if item is not None]
+    return value
+
+
+def covers(live: Any, desired: Any, *, field: str = "") -> bool:
+    """Return whether the live value holds everything that is desired.
+
+    What the API server or others added is no difference; an empty map or list covers an absent one.
+    """
+    if isinstance(desired, dict):
+        if not desired:
+            return live is None or isinstance(live, dict)
+        if not isinstance(live, dict):
+            return False
+        quantities = field in _QUANTITY_MAPS
+        return all(
+            _same_quantity(live.get(key), value)
+            if quantities or key in _QUANTITY_FIELDS
+            else covers(live.get(key), value, field=key)
+            for key, value in desired.items()
+        )
+    if isinstance(desired, list):
+        if not desired:
+            return not live
+        if not isinstance(live, list):
+            return False
+        if field in LIST_KEYS:
+            by_identity = {_identity(item, field, i): item for i, item in enumerate(live)}
+            return all(
+                covers(by_identity.get(_identity(item, field, i)), item)
+                for i, item in enumerate(desired)
+            )
+        return len(live) == len(desired) and all(map(covers, live, desired))
+    return bool(live == desired)
+
+
+def fingerprint(value: Any) -> str:
+    """Return a short hash of a JSON value that does not depend on the order of members."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _identity(item: Any, field: str, index: int) -> Any:
+    if not isinstance(item, dict):
+        return index
+    for key in LIST_KEYS[field]:
+        if key in item:
+            return (key, item[key], item.get("protocol", "TCP"))
+    return index
+
+
+def _same_quantity(live: Any, desired: Any) -> bool:
+    return live is not None and _value(live) == _value(desired)
+
+
+def _value(quantity: Any) -> Decimal | Any:
+    try:
+        return parse_quantity(quantity)
+    except ValueError:
+        return quantity

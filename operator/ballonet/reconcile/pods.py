@@ -1,0 +1,295 @@
+"""What the cluster says about a pool's pods: serving, on their way, or failing and why.
+
+Messages carry the pod's own words but no counts or times, so that they stay the same while the
+cause does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ballonet.api.conditions import Finding, Reason, Status
+from ballonet.cluster.port import Json
+from ballonet.engines.vllm import START_FAILURES
+from ballonet.reconcile.children import CONTAINER, PORT
+from ballonet.telemetry.port import PodTarget
+
+_MAX_WORDS: Final = 400
+_IMAGE_REASONS: Final = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "ImageInspectError",
+    }
+)
+_CREATE_REASONS: Final = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+)
+_BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (?:ErrImagePull: )?')
+_ERROR_LINE = re.compile(r"(?:\b\w*(?:Error|Exception)\b[:(]|\berror:|\bERROR\b|\bfatal\b)", re.I)
+# Values of anything that is called a token, key, password or secret never leave a log.
+_SECRET = re.compile(
+    r"(?i)\b((?:[\w-]*(?:token|secret|password|passwd|api[_-]?key|authorization|credential)[\w-]*)"
+    r"['\"]?\s*[=:]\s*['\"]?(?:bearer\s+)?)[^\s'\",]+|\bhf_[A-Za-z0-9]{8,}"
+)
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """The end of the log of a container run that ended with an error."""
+
+    log: str
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """A run of the engine container that ended with an error: its log is worth reading."""
+
+    pod: str
+    container_id: str
+    # Whether the container is already in a later run, so that this one is the previous.
+    previous: bool
+
+
+def owned_pods(pods: Sequence[Json], deployment: Json) -> list[Json]:
+    """Return the pods that a ReplicaSet of the Deployment controls, oldest first."""
+    name = deployment["metadata"]["name"]
+    owned = []
+    for pod in pods:
+        template_hash = pod["metadata"].get("labels", {}).get("pod-template-hash", "")
+        for owner in pod["metadata"].get("ownerReferences", ()):
+            if (
+                owner.get("controller")
+                and owner.get("kind") == "ReplicaSet"
+                and owner.get("name") == f"{name}-{template_hash}"
+            ):
+                owned.append(pod)
+    return sorted(owned, key=lambda pod: (pod["metadata"]["creationTimestamp"], _name(pod)))
+
+
+def targets(pods: Sequence[Json]) -> list[PodTarget]:
+    """Return where the engines that serve can be asked."""
+    return [
+        PodTarget(
+            namespace=pod["metadata"]["namespace"],
+            name=_name(pod),
+            uid=pod["metadata"]["uid"],
+            ip=pod["status"]["podIP"],
+            port=PORT,
+        )
+        for pod in pods
+        if _is_ready(pod) and not _leaving(pod) and pod["status"].get("podIP")
+    ]
+
+
+def ended_runs(pods: Sequence[Json]) -> list[EndedRun]:
+    """Return the last run of each engine that ended with an error and is not serving again."""
+    runs = []
+    for pod in pods:
+        status = _engine_status(pod)
+        ended, previous = _ended(status)
+        if ended is not None and not status.get("ready") and not _leaving(pod):
+            runs.append(EndedRun(_name(pod), str(ended.get("containerID", "")), previous))
+    return runs
+
+
+def rolling_out(deployment: Json) -> bool:
+    """Return whether pods of an earlier template still exist or the change was not seen yet."""
+    status = deployment.get("status", {})
+    if status.get("observedGeneration", 0) < deployment["metadata"].get("generation", 0):
+        return True
+    return bool(status.get("replicas", 0) > status.get("updatedReplicas", 0))
+
+
+def availability(
+    deployment: Json,
+    pods: Sequence[Json],
+    *,
+    declared_version: str,
+    running_versions: Mapping[str, str],
+    last_words: Mapping[str, LastWords],
+) -> Finding:
+    """Return the Available finding.
+
+    ``running_versions`` maps pod names to what /version of a serving engine said, ``last_words``
+    pod names to the log of the run that failed.
+    """
+    wanted = int(deployment["spec"].get("replicas", 1))
+    status = deployment.get("status", {})
+    failure = _first_failure(deployment, pods, last_words)
+    done = not rolling_out(deployment) and status.get("availableReplicas", 0) >= wanted
+    if done:
+        for pod, version in sorted(running_versions.items()):
+            if _release(version) != _release(declared_version):
+                return Finding(
+                    Status.FALSE,
+                    Reason.VERSION_MISMATCH,
+                    f"pod {pod} runs engine version {version}, but spec.engine.version is "
+                    f"{declared_version}: flags and budget are of that version; correct "
+                    "spec.engine.version or spec.engine.image",
+                )
+        text = f"{wanted} of {wanted} replicas serve" if wanted else "scaled to 0 replicas"
+        return Finding(Status.TRUE, Reason.MINIMUM_REPLICAS, text)
+    if failure is not None:
+        return failure
+    ready = min(int(status.get("readyReplicas", 0)), wanted)
+    return Finding(
+        Status.FALSE, Reason.STARTING, f"{ready} of {wanted} replicas serve; the rest is on its way"
+    )
+
+
+def redact(text: str) -> str:
+    """Return text without the values of what looks like a secret."""
+    return _SECRET.sub(lambda match: f"{match[1] or ''}***", text)
+
+
+def _first_failure(
+    deployment: Json, pods: Sequence[Json], last_words: Mapping[str, LastWords]
+) -> Finding | None:
+    for pod in pods:
+        if not _leaving(pod):
+            for check in _CHECKS:
+                finding = check(pod, last_words)
+                if finding is not None:
+                    return finding
+    for condition in deployment.get("status", {}).get("conditions", ()):
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            return _finding(
+                Reason.REPLICA_FAILURE, f"pods are not created: {condition.get('message', '')}"
+            )
+    for condition in deployment.get("status", {}).get("conditions", ()):
+        if condition.get("reason") == "ProgressDeadlineExceeded":
+            return _finding(
+                Reason.PROGRESS_DEADLINE,
+                "no pod became ready in time: raise spec.engine.startupTimeoutSeconds if the model "
+                "needs longer to load",
+            )
+    return None
+
+
+def _cannot_be_placed(pod: Json, _: Mapping[str, LastWords]) -> Finding | None:
+    for condition in pod.get("status", {}).get("conditions", ()):
+        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
+            message = condition.get("message", "")
+            claim = "persistentvolumeclaim" in message.lower()
+            reason = Reason.CLAIM_NOT_BOUND if claim else Reason.UNSCHEDULABLE
+            return _finding(reason, f"pod {_name(pod)} cannot be placed: {message}")
+    return None
+
+
+def _image_not_there(pod: Json, _: Mapping[str, LastWords]) -> Finding | None:
+    for status in _container_statuses(pod):
+        waiting = status.get("state", {}).get("waiting", {})
+        if waiting.get("reason") in _IMAGE_REASONS:
+            words = _BACK_OFF.sub("", waiting.get("message", "")) or waiting["reason"]
+            return _finding(
+                Reason.IMAGE_PULL_FAILED,
+                f"pod {_name(pod)}: image {status.get('image', '')} cannot be pulled: {words}",
+            )
+    return None
+
+
+def _not_created(pod: Json, _: Mapping[str, LastWords]) -> Finding | None:
+    for status in _container_statuses(pod):
+        waiting = status.get("state", {}).get("waiting", {})
+        if waiting.get("reason") in _CREATE_REASONS:
+            return _finding(
+                Reason.CONTAINER_NOT_CREATED,
+                f"pod {_name(pod)}: container {status.get('name')} cannot be created: "
+                f"{waiting.get('message', waiting['reason'])}",
+            )
+    return None
+
+
+def _ended_with_error(pod: Json, last_words: Mapping[str, LastWords]) -> Finding | None:
+    for status in _container_statuses(pod):
+        ended, _ = _ended(status)
+        if ended is None or status.get("ready"):
+            continue
+        where = f"pod {_name(pod)}: container {status['name']}"
+        if ended.get("reason") == "OOMKilled":
+            return _finding(
+                Reason.OOM_KILLED,
+                f"{where} used more memory than its limit: lower the KV memory or raise the memory "
+                "that the pod may use",
+            )
+        if status["name"] != CONTAINER:
+            return _finding(Reason.CRASH_LOOP, f"{where} ended with code {ended.get('exitCode')}")
+        words = last_words.get(_name(pod), LastWords(str(ended.get("message", ""))))
+        return _engine_failure(where, int(ended.get("exitCode", 0)), words.log)
+    return None
+
+
+_CHECKS: Final[tuple[Callable[[Json, Mapping[str, LastWords]], Finding | None], ...]] = (
+    _cannot_be_placed,
+    _image_not_there,
+    _not_created,
+    _ended_with_error,
+)
+
+
+def _engine_failure(where: str, exit_code: int, log: str) -> Finding:
+    """Name the cause by the known words of the engine, which may stand far above the last error."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    for failure in START_FAILURES:
+        for line in lines:
+            if re.search(failure.pattern, line):
+                advice = f" ({failure.advice})" if failure.advice else ""
+                return _finding(failure.reason or Reason.CRASH_LOOP, f"{where}: {line}{advice}")
+    errors = [line for line in lines if _ERROR_LINE.search(line)]
+    words = (errors or lines or ["it left no words"])[-1]
+    return _finding(Reason.CRASH_LOOP, f"{where} ended with code {exit_code}: {words}")
+
+
+def _finding(reason: Reason, message: str) -> Finding:
+    text = redact(" ".join(message.split()))
+    return Finding(
+        Status.FALSE, reason, text if len(text) <= _MAX_WORDS else text[: _MAX_WORDS - 1] + "…"
+    )
+
+
+def _ended(status: Json) -> tuple[Json | None, bool]:
+    """Return the last run that ended with an error, and whether a later run has begun."""
+    now = status.get("state", {}).get("terminated")
+    if now is not None:
+        return (now if now.get("exitCode") else None), False
+    before = status.get("lastState", {}).get("terminated")
+    return (before if before is not None and before.get("exitCode") else None), True
+
+
+def _container_statuses(pod: Json) -> Iterator[Json]:
+    status = pod.get("status", {})
+    yield from status.get("initContainerStatuses", ())
+    yield from status.get("containerStatuses", ())
+
+
+def _engine_status(pod: Json) -> Json:
+    for status in pod.get("status", {}).get("containerStatuses", ()):
+        if status.get("name") == CONTAINER:
+            return dict(status)
+    return {}
+
+
+def _is_ready(pod: Json) -> bool:
+    return any(
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in pod.get("status", {}).get("conditions", ())
+    )
+
+
+def _leaving(pod: Json) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def _name(pod: Json) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def _release(version: str) -> tuple[str, ...]:
+    """Return the three release numbers: builds such as 0.32.0+cpu behave as their release."""
+    return tuple(re.findall(r"\d+", version)[:3])

@@ -1,0 +1,383 @@
+"""One pass over one pool: gather, decide, apply, say it in status. Level-triggered and idempotent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+
+from ballonet.api.conditions import ConditionType, Finding, Reason, Status
+from ballonet.api.v1alpha1 import InferencePoolSpec
+from ballonet.cluster.port import ApiError, Cluster, Json, Kind
+from ballonet.planning.plan import Plan, plan_pool
+from ballonet.reconcile import status as pool_status
+from ballonet.reconcile.decide import Decision, decide
+from ballonet.reconcile.drift import must_apply
+from ballonet.reconcile.gather import (
+    Observed,
+    parse_spec,
+    read_children,
+    read_config,
+    read_last_words,
+    read_pods,
+)
+from ballonet.reconcile.merge import fingerprint
+from ballonet.reconcile.ownership import INSTALLATION_ANNOTATION, Child, Holder
+from ballonet.reconcile.pods import EndedRun, LastWords, rolling_out, targets
+from ballonet.reconcile.record import normal_form
+from ballonet.telemetry.port import EngineSample, MetricsSource, PodTarget, ScrapeFailure
+
+log = structlog.get_logger(__name__)
+
+# The spec must stay unchanged for the first, but a change never waits longer than the second.
+QUIET_SECONDS: Final = 2.0
+LONGEST_WAIT_SECONDS: Final = 10.0
+# A reading may be used for this long when newer ones fail.
+FRESH_SECONDS: Final = 45.0
+SERVING_PERIOD_SECONDS: Final = 15.0
+STARTING_PERIOD_SECONDS: Final = 10.0
+# Referenced ConfigMaps are not watched: that would need a watch on everybody's.
+REFERENCE_PERIOD_SECONDS: Final = 60.0
+IDLE_PERIOD_SECONDS: Final = 600.0
+_LEAVING_SECONDS: Final = 1.0
+_REFUSED_AGAIN_SECONDS: Final = 600.0
+
+
+class PoolKey(NamedTuple):
+    """Which pool."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a pass ended: when to look again without an event, and the status that it left."""
+
+    requeue_after_seconds: float | None
+    status: Json | None = None
+
+
+class EventSink(Protocol):
+    """Where transitions are told; a failure to tell is never a failure of the pass."""
+
+    async def record(
+        self, pool: Json, *, warning: bool, reason: str, action: str, note: str
+    ) -> None:
+        """Tell one transition of a pool."""
+
+
+@dataclass
+class _Memory:
+    """What a process remembers of a pool between passes; nothing breaks when it is lost."""
+
+    uid: str = ""
+    generation: int = 0
+    changed_at: float = 0.0
+    burst_began_at: float = 0.0
+    plans: dict[str, Plan | None] = field(default_factory=dict)
+    samples: dict[str, EngineSample] = field(default_factory=dict)
+    words: dict[EndedRun, LastWords] = field(default_factory=dict)
+    # The fingerprint of a Deployment that the API server refused, with what it said and when.
+    refused: tuple[str, Finding, float] | None = None
+
+
+class Reconciler:
+    """Brings pools to their spec. One instance serves all pools; passes over one pool never overlap.
+
+    Args:
+        cluster: the API server.
+        metrics: where engines are read.
+        events: where transitions are told.
+        installation: namespace/lease of this operator.
+        now: the time of day.
+        monotonic: seconds that never run backwards.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        metrics: MetricsSource,
+        events: EventSink,
+        *,
+        installation: str,
+        now: Callable[[], datetime],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._metrics = metrics
+        self._events = events
+        self._installation = installation
+        self._now = now
+        self._monotonic = monotonic
+        self._memory: dict[PoolKey, _Memory] = {}
+
+    async def reconcile(self, key: PoolKey) -> Outcome:
+        """Make one pass.
+
+        Raises:
+            ApiError: the API server refused or could not be reached; the pass is to be repeated.
+        """
+        pool = await self._cluster.get(Kind.POOL, key.namespace, key.name)
+        if pool is None:
+            self.forget(key)
+            return Outcome(None)
+        # The garbage collector removes the children; writing now would make new ones.
+        if pool["metadata"].get("deletionTimestamp"):
+            return Outcome(None)
+        memory = self._recall(key, pool)
+        children = await read_children(self._cluster, pool)
+        if await self._is_held_elsewhere(pool, children[0]):
+            return Outcome(REFERENCE_PERIOD_SECONDS)
+        observed = await self._gather(pool, children, memory)
+        decision = decide(
+            observed,
+            planner=lambda *inputs: self._plan(memory, *inputs),
+            installation=self._installation,
+            settle_seconds=self._settle_seconds(memory),
+        )
+        decision, error = await self._apply(observed, decision, memory)
+        written = await self._write_status(pool, decision, observed.deployment.live)
+        if error is not None:
+            raise error
+        return Outcome(_requeue_after(observed, decision), written)
+
+    def forget(self, key: PoolKey) -> None:
+        """Drop what is remembered of a pool that is gone."""
+        self._memory.pop(key, None)
+
+    # --- gather ----------------------------------------------------------------------------------
+
+    def _recall(self, key: PoolKey, pool: Json) -> _Memory:
+        metadata = pool["metadata"]
+        memory = self._memory.get(key)
+        if memory is None or memory.uid != metadata["uid"]:
+            memory = self._memory[key] = _Memory(uid=metadata["uid"])
+        if memory.generation != metadata.get("generation"):
+            now = self._monotonic()
+            if now - memory.changed_at >= QUIET_SECONDS:
+                memory.burst_began_at = now
+            memory.changed_at = now
+            memory.generation = metadata.get("generation", 0)
+            memory.plans.clear()
+        return memory
+
+    def _settle_seconds(self, memory: _Memory) -> float:
+        now = self._monotonic()
+        quiet = memory.changed_at + QUIET_SECONDS - now
+        longest = memory.burst_began_at + LONGEST_WAIT_SECONDS - now
+        return max(0.0, min(quiet, longest))
+
+    async def _is_held_elsewhere(self, pool: Json, deployment: Child) -> bool:
+        """Return whether another live installation of the operator looks after the pool."""
+        holders = {pool.get("status", {}).get("installation", self._installation)}
+        if deployment.live is not None and deployment.holder is Holder.THIS_POOL:
+            annotations = deployment.live["metadata"].get("annotations", {})
+            holders.add(annotations.get(INSTALLATION_ANNOTATION, self._installation))
+        for holder in sorted(holders - {self._installation}):
+            if await self._is_alive(holder):
+                log.warning(
+                    "Left a pool alone that another installation looks after",
+                    pool=pool["metadata"]["name"],
+                    namespace=pool["metadata"]["namespace"],
+                    installation=holder,
+                )
+                return True
+        return False
+
+    async def _is_alive(self, installation: str) -> bool:
+        namespace, _, name = installation.partition("/")
+        try:
+            lease = await self._cluster.get(Kind.LEASE, namespace, name)
+        except ApiError as error:
+            if error.forbidden:
+                # Without the right to look, doing nothing is the safe answer.
+                return True
+            raise
+        spec = (lease or {}).get("spec", {})
+        renewed = spec.get("renewTime")
+        if not renewed or not spec.get("holderIdentity"):
+            return False
+        age = self._now() - datetime.fromisoformat(renewed)
+        return age < timedelta(seconds=3 * int(spec.get("leaseDurationSeconds", 15)))
+
+    async def _gather(
+        self, pool: Json, children: tuple[Child, Child, Child], memory: _Memory
+    ) -> Observed:
+        spec, problem = parse_spec(pool)
+        config_text = None
+        if spec is not None:
+            config_text, problem = await read_config(
+                self._cluster, pool["metadata"]["namespace"], spec
+            )
+        pods = await read_pods(self._cluster, pool, children[0])
+        memory.words = await read_last_words(self._cluster, pods, memory.words)
+        return Observed(
+            pool=pool,
+            spec=spec,
+            problem=problem,
+            config_text=config_text,
+            deployment=children[0],
+            service=children[1],
+            budget=children[2],
+            pods=pods,
+            last_words={run.pod: words for run, words in memory.words.items()},
+            readings=await self._read_engines(pool, targets(pods), memory),
+        )
+
+    async def _read_engines(
+        self, pool: Json, engines: list[PodTarget], memory: _Memory
+    ) -> list[EngineSample | ScrapeFailure]:
+        """Read every engine; where that fails, a fresh enough reading of the same pod stands in."""
+        if not engines:
+            memory.samples.clear()
+            return []
+        version = str(pool["spec"].get("engine", {}).get("version", ""))
+        readings = await self._metrics.read(engines, version)
+        outcome: list[EngineSample | ScrapeFailure] = []
+        samples: dict[str, EngineSample] = {}
+        for reading in readings:
+            last = memory.samples.get(reading.target.uid)
+            if isinstance(reading, EngineSample):
+                samples[reading.target.uid] = reading
+                outcome.append(reading)
+            elif last is None:
+                outcome.append(reading)
+            elif self._now() - last.observed_at <= timedelta(seconds=FRESH_SECONDS):
+                samples[reading.target.uid] = last
+                outcome.append(last)
+            else:
+                samples[reading.target.uid] = last
+                since = last.observed_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+                outcome.append(
+                    replace(
+                        reading,
+                        reason=Reason.STALE,
+                        message=f"{reading.message}; its last report is of {since}",
+                    )
+                )
+        memory.samples = samples
+        return outcome
+
+    def _plan(
+        self, memory: _Memory, name: str, spec: Json, config_text: str | None, remedies: bool
+    ) -> Plan | None:
+        """Return the plan, worked out once for the same inputs: passes are many, edits are few."""
+        key = fingerprint([spec, config_text, remedies])
+        if key not in memory.plans:
+            parsed = normal_form(spec)
+            memory.plans[key] = (
+                plan_pool(
+                    name,
+                    parsed.model_copy(update={"replicas": spec.get("replicas", 1)}),
+                    config_text,
+                    with_remedies=remedies,
+                )
+                if isinstance(parsed, InferencePoolSpec)
+                else None
+            )
+        return memory.plans[key]
+
+    # --- apply -----------------------------------------------------------------------------------
+
+    async def _apply(
+        self, observed: Observed, decision: Decision, memory: _Memory
+    ) -> tuple[Decision, ApiError | None]:
+        """Write what differs; return the decision with what became of it, and what to retry for."""
+        try:
+            for left_over in decision.deletes:
+                metadata = left_over["metadata"]
+                await self._cluster.delete(
+                    Kind.of(left_over), metadata["namespace"], metadata["name"], uid=metadata["uid"]
+                )
+            lives = (observed.budget.live, observed.service.live, observed.deployment.live)
+            for live, desired in zip(lives, decision.applies, strict=False):
+                refusal = await self._apply_child(live, desired, memory)
+                if refusal is not None:
+                    return decision.with_configured(refusal), None
+        except ApiError as error:
+            # Those that pass by themselves leave status as it is.
+            if error.unreachable or error.conflict or error.throttled or error.status >= 500:  # noqa: PLR2004
+                raise
+            finding = Finding(
+                Status.FALSE,
+                Reason.APPLY_FAILED,
+                f"the API server answered {error.status} {error.reason}: {error.message}",
+            )
+            return decision.with_configured(finding), error
+        return decision, None
+
+    async def _apply_child(
+        self, live: Json | None, desired: Json, memory: _Memory
+    ) -> Finding | None:
+        """Write one child if it differs. Returns why the API server refuses the template, if so."""
+        if not must_apply(live, desired):
+            return None
+        is_deployment = desired["kind"] == Kind.DEPLOYMENT.kind
+        print_of = fingerprint(desired) if is_deployment else ""
+        if is_deployment and memory.refused is not None and memory.refused[0] == print_of:
+            # The same object would be refused again: only an edit, or a changed cluster, helps.
+            if self._monotonic() - memory.refused[2] < _REFUSED_AGAIN_SECONDS:
+                return memory.refused[1]
+        # A Deployment is written in the version it was decided on, so that no newer change is lost.
+        version = (
+            live["metadata"]["resourceVersion"] if live is not None and is_deployment else None
+        )
+        try:
+            await self._cluster.apply(desired, resource_version=version)
+        except ApiError as error:
+            if is_deployment and (error.invalid or error.schema_mismatch):
+                finding = Finding(
+                    Status.FALSE,
+                    Reason.INVALID_POD_TEMPLATE,
+                    f"the API server refuses the Deployment: {error.message}",
+                )
+                memory.refused = (print_of, finding, self._monotonic())
+                return finding
+            raise
+        memory.refused = None if is_deployment else memory.refused
+        log.info(
+            "Applied",
+            kind=desired["kind"],
+            name=desired["metadata"]["name"],
+            namespace=desired["metadata"]["namespace"],
+        )
+        return None
+
+    # --- status ----------------------------------------------------------------------------------
+
+    async def _write_status(self, pool: Json, decision: Decision, live: Json | None) -> Json:
+        status = pool_status.build(pool, decision, live, self._installation, self._now())
+        if not pool_status.differs(pool, status):
+            return status
+        await self._cluster.apply_status(pool_status.apply_body(pool, status))
+        for condition in pool_status.transitions(pool, status):
+            await self._events.record(
+                pool,
+                warning=condition.status is Status.FALSE,
+                reason=condition.reason,
+                action=condition.type,
+                note=condition.message,
+            )
+        return status
+
+
+def _requeue_after(observed: Observed, decision: Decision) -> float:
+    configured = decision.findings[ConditionType.CONFIGURED]
+    if decision.settle_seconds > 0:
+        return decision.settle_seconds
+    if configured.reason is Reason.SETTLING:
+        return _LEAVING_SECONDS
+    if decision.record is not None:
+        live = observed.deployment.live
+        serving = decision.findings[ConditionType.AVAILABLE].status is Status.TRUE
+        if live is None or rolling_out(live) or not serving:
+            return STARTING_PERIOD_SECONDS
+        return SERVING_PERIOD_SECONDS
+    spec = observed.spec
+    if spec is not None and spec.model.config is not None and spec.model.config.config_map_ref:
+        return REFERENCE_PERIOD_SECONDS
+    return IDLE_PERIOD_SECONDS

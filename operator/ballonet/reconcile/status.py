@@ -1,0 +1,174 @@
+"""The status of a pool as one value: built whole, compared, written only when it differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Final
+
+from ballonet.api.conditions import ConditionType, Finding, Status
+from ballonet.api.status import (
+    BudgetStatus,
+    ConditionStatus,
+    EngineStatus,
+    InferencePoolStatus,
+    RemedyStatus,
+    Source,
+    TopologyStatus,
+)
+from ballonet.cluster.port import Json
+from ballonet.planning.plan import Plan
+from ballonet.reconcile.children import selector
+from ballonet.reconcile.decide import Decision
+
+_MAX_MESSAGE: Final = 1024
+_MAX_PATCH: Final = 1024
+_MAX_DESCRIPTION: Final = 512
+_MAX_REMEDIES: Final = 8
+_OWN_TYPES: Final = frozenset(str(kind) for kind in ConditionType)
+# Summaries repeat the word of another condition; one Event for each transition is enough.
+_NO_EVENTS: Final = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
+
+
+def build(
+    pool: Json, decision: Decision, live: Json | None, installation: str, now: datetime
+) -> Json:
+    """Return the status that the pool should have; ``live`` is its Deployment as it is now."""
+    generation = pool["metadata"].get("generation", 1)
+    plan, record = decision.plan, decision.record
+    deployment_status = (live or {}).get("status", {}) if record is not None else {}
+    status = InferencePoolStatus(
+        observed_generation=generation,
+        installation=installation,
+        conditions=_conditions(pool, decision.conditions(), generation, now),
+        replicas=deployment_status.get("replicas", 0),
+        ready_replicas=deployment_status.get("readyReplicas", 0),
+        selector=selector(pool["metadata"]["name"]),
+        gpus_per_pod=plan.pod.gpus_per_pod if plan is not None and plan.pod is not None else None,
+        budget=_budget(decision),
+        topology=_topology(decision),
+        remedies=_remedies(decision, plan, generation),
+        engine=EngineStatus(
+            version=record.spec["engine"]["version"],
+            max_concurrent=record.budget["slots"],
+            args=list(record.engine_args),
+        )
+        if record is not None
+        else None,
+    )
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def differs(pool: Json, status: Json) -> bool:
+    """Return whether the status has to be written; conditions of others do not count."""
+    before = dict(pool.get("status", {}))
+    before["conditions"] = sorted(
+        (c for c in before.get("conditions", ()) if c.get("type") in _OWN_TYPES),
+        key=lambda condition: condition["type"],
+    )
+    after = {**status, "conditions": sorted(status["conditions"], key=lambda c: c["type"])}
+    return _without_empty(before) != _without_empty(after)
+
+
+def apply_body(pool: Json, status: Json) -> Json:
+    """Return what is applied to the status subresource; the uid keeps it from a successor."""
+    metadata = pool["metadata"]
+    return {
+        "apiVersion": pool["apiVersion"],
+        "kind": pool["kind"],
+        "metadata": {key: metadata[key] for key in ("name", "namespace", "uid")},
+        "status": status,
+    }
+
+
+def transitions(pool: Json, status: Json) -> Iterator[ConditionStatus]:
+    """Yield the conditions whose status or reason is new and that deserve an Event.
+
+    A condition that appears in good health, or is Unknown, is no news.
+    """
+    before = {
+        c["type"]: (c["status"], c["reason"]) for c in pool.get("status", {}).get("conditions", ())
+    }
+    for fields in status["conditions"]:
+        condition = ConditionStatus.model_validate(fields)
+        earlier = before.get(condition.type)
+        if condition.type in _NO_EVENTS or condition.status is Status.UNKNOWN:
+            continue
+        if earlier == (condition.status, condition.reason):
+            continue
+        if earlier is None and condition.status is Status.TRUE:
+            continue
+        yield condition
+
+
+def _conditions(
+    pool: Json, findings: Mapping[ConditionType, Finding], generation: int, now: datetime
+) -> list[ConditionStatus]:
+    before = {c["type"]: c for c in pool.get("status", {}).get("conditions", ())}
+    stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    conditions = []
+    for kind, finding in findings.items():
+        earlier = before.get(str(kind))
+        same = earlier is not None and earlier["status"] == finding.status
+        conditions.append(
+            ConditionStatus(
+                type=str(kind),
+                status=finding.status,
+                reason=str(finding.reason),
+                message=_cut(finding.message, _MAX_MESSAGE),
+                last_transition_time=earlier["lastTransitionTime"] if same and earlier else stamp,
+                observed_generation=generation,
+            )
+        )
+    return conditions
+
+
+def _budget(decision: Decision) -> BudgetStatus | None:
+    plan, verification = decision.plan, decision.verification
+    measured = verification.budget if verification is not None else None
+    if (plan is None or plan.predicted is None) and measured is None:
+        return None
+    return BudgetStatus(
+        source=Source.MEASURED if measured is not None else plan.source if plan else None,
+        predicted=plan.predicted if plan is not None else None,
+        measured=measured,
+        error_per_mille=verification.error_per_mille if verification is not None else None,
+    )
+
+
+def _topology(decision: Decision) -> TopologyStatus | None:
+    verification = decision.verification
+    if verification is not None and verification.budget is not None:
+        fits = decision.findings[ConditionType.TOPOLOGY_FITS]
+        if fits == verification.topology_fits:
+            return verification.topology
+    return decision.plan.topology if decision.plan is not None else None
+
+
+def _remedies(decision: Decision, plan: Plan | None, generation: int) -> list[RemedyStatus]:
+    if plan is None or decision.findings[ConditionType.TOPOLOGY_FITS].status is Status.TRUE:
+        return []
+    remedies = []
+    for remedy in plan.remedies:
+        patch = json.dumps(remedy.patch, separators=(",", ":"))
+        # A patch that is cut short would be worse than none.
+        if len(patch) <= _MAX_PATCH:
+            remedies.append(
+                RemedyStatus(
+                    name=remedy.name,
+                    description=_cut(remedy.description, _MAX_DESCRIPTION),
+                    patch=patch,
+                    generation=generation,
+                )
+            )
+    return remedies[:_MAX_REMEDIES]
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _without_empty(value: Json) -> Json:
+    """The API server keeps empty lists as they are written; absent and empty say the same."""
+    return {key: item for key, item in value.items() if item not in ([], {})}

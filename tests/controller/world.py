@@ -1,0 +1,189 @@
+"""A small world for the reconciler: an API server in memory, engines that answer, and a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+
+from ballonet.api.conditions import ConditionType, Finding, Reason, Status, violations
+from ballonet.cluster.port import Json, Kind
+from ballonet.planning.measured import EngineReport
+from ballonet.reconcile.reconcile import Outcome, PoolKey, Reconciler
+from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
+from tests.fakes.cluster import FakeCluster
+
+NAMESPACE = "agents"
+INSTALLATION = "ballonet-system/ballonet"
+REPORT = EngineReport(
+    blocks=128, block_tokens=32, max_concurrency=Fraction(128, 19), kv_cache_bytes=8 * 1024**2
+)
+
+
+@dataclass
+class Engines:
+    """Engines that all say the same, or nothing."""
+
+    report: EngineReport | None = REPORT
+    version: str | None = "0.32.0"
+    failure: Reason | None = None
+    asked: list[PodTarget] = field(default_factory=list)
+    now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+
+    async def read(
+        self, targets: Sequence[PodTarget], version: str
+    ) -> list[EngineSample | ScrapeFailure]:
+        self.asked.extend(targets)
+        if self.failure is not None:
+            return [ScrapeFailure(t, self.failure, "no answer in time") for t in targets]
+        return [EngineSample(t, self.now, self.version, self.report, 0, 0, 0, 0) for t in targets]
+
+
+@dataclass
+class Events:
+    """Events as (type, reason) pairs."""
+
+    told: list[tuple[str, str]] = field(default_factory=list)
+
+    async def record(
+        self, pool: Json, *, warning: bool, reason: str, action: str, note: str
+    ) -> None:
+        self.told.append((action, reason))
+
+
+class World:
+    """One pool and all that happens around it."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.engines = Engines()
+        self.events = Events()
+        self.seconds = 0.0
+        self.pods_made = 0
+        self.restart_operator()
+
+    def restart_operator(self, installation: str = INSTALLATION) -> None:
+        """Replace the operator by one that remembers nothing."""
+        self.reconciler = Reconciler(
+            self.cluster,
+            self.engines,
+            self.events,
+            installation=installation,
+            now=lambda: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds),
+            monotonic=lambda: self.seconds,
+        )
+
+    def pass_time(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.engines.now += timedelta(seconds=seconds)
+
+    async def reconcile(self, name: str = "pool") -> Outcome:
+        """Make one pass and hold the status that it left to the truth table."""
+        outcome = await self.reconciler.reconcile(PoolKey(NAMESPACE, name))
+        pool = self.cluster.peek(Kind.POOL, NAMESPACE, name)
+        if pool is not None and pool.get("status"):
+            conditions = pool["status"]["conditions"]
+            assert not violations(
+                (
+                    ConditionType(c["type"]),
+                    Finding(Status(c["status"]), Reason(c["reason"]), c["message"]),
+                )
+                for c in conditions
+            )
+        return outcome
+
+    async def settle(self, name: str = "pool", passes: int = 4) -> None:
+        """Make passes as the queue would, the cluster following after each."""
+        for _ in range(passes):
+            await self.reconcile(name)
+            if self.deployment(name) is not None:
+                self.run_pods(name)
+            self.pass_time(3)
+
+    def pool(self, name: str = "pool") -> Json:
+        pool = self.cluster.peek(Kind.POOL, NAMESPACE, name)
+        assert pool is not None
+        return pool
+
+    def deployment(self, name: str = "pool") -> Json | None:
+        return self.cluster.peek(Kind.DEPLOYMENT, NAMESPACE, name)
+
+    def condition(self, kind: str, name: str = "pool") -> tuple[str, str]:
+        found = self.whole_condition(kind, name)
+        return (found["status"], found["reason"])
+
+    def whole_condition(self, kind: str, name: str = "pool") -> Json:
+        conditions: list[Json] = self.pool(name)["status"]["conditions"]
+        return next(c for c in conditions if c["type"] == kind)
+
+    def edit(self, change: Json, name: str = "pool") -> None:
+        """Merge a change into the pool's spec, one level deep."""
+
+        def merge(pool: Json) -> None:
+            for key, value in change.items():
+                if isinstance(value, dict) and key in pool["spec"]:
+                    pool["spec"][key] = {**pool["spec"][key], **value}
+                else:
+                    pool["spec"][key] = value
+
+        self.cluster.edit(Kind.POOL, NAMESPACE, name, merge)
+
+    def run_pods(self, name: str = "pool", *, container: Json | None = None) -> None:
+        """Play Deployment controller and kubelet: as many pods as asked for, all ready.
+
+        ``container`` is the engine's containerStatus where the pods are not to be ready.
+        """
+        deployment = self.deployment(name)
+        assert deployment is not None
+        replicas = deployment["spec"]["replicas"]
+        template_hash = f"h{abs(hash(str(deployment['spec']['template']))) % 10**8}"
+        for pod in self.cluster.peek_all(Kind.POD):
+            if pod["metadata"]["labels"].get("ballonet.io/pool") == name:
+                self.cluster.remove(Kind.POD, NAMESPACE, pod["metadata"]["name"])
+        ready = container is None
+        for index in range(replicas):
+            self.cluster.put(_pod(name, template_hash, index, container))
+        self.cluster.set_status(
+            Kind.DEPLOYMENT,
+            NAMESPACE,
+            name,
+            {
+                "observedGeneration": deployment["metadata"]["generation"],
+                "replicas": replicas,
+                "updatedReplicas": replicas,
+                "readyReplicas": replicas if ready else 0,
+                "availableReplicas": replicas if ready else 0,
+            },
+        )
+
+
+def _pod(name: str, template_hash: str, index: int, container: Json | None) -> Json:
+    ready = container is None
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{name}-{template_hash}-{index}",
+            "namespace": NAMESPACE,
+            "labels": {"ballonet.io/pool": name, "pod-template-hash": template_hash},
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "ownerReferences": [
+                {
+                    "apiVersion": "apps/v1",
+                    "kind": "ReplicaSet",
+                    "name": f"{name}-{template_hash}",
+                    "uid": "rs",
+                    "controller": True,
+                }
+            ],
+        },
+        "spec": {},
+        "status": {
+            "podIP": f"10.0.0.{index + 1}",
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+            "containerStatuses": [
+                container or {"name": "engine", "ready": True, "state": {"running": {}}}
+            ],
+        },
+    }
