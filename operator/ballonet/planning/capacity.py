@@ -17,7 +17,7 @@ from ballonet.kv.memory import MemoryPlan, given_memory, rank_memory
 from ballonet.kv.units import Interval
 from ballonet.planning.budget import budget_interval, max_concurrent
 from ballonet.planning.resolve import Resolved
-from ballonet.planning.topology import EngineNeed, largest
+from ballonet.planning.topology import EngineNeed, largest, part_slots, sure_slots
 
 # vLLM's own largest default (engine/arg_utils.py, devices of 70 GiB and more): beyond it nothing
 # is known about buffers and graphs, so no plan goes there unless the topologies need it.
@@ -120,13 +120,6 @@ def slot_limits(capacity: Capacity, need: EngineNeed) -> SlotLimits:
     """
     top = max(MAX_SLOTS, need.slots)
 
-    def at_ceiling(budget: Interval) -> int:
-        return max_concurrent(budget.low, need.blocks_per_sequence)
-
-    def part(budget: int) -> int:
-        found = need.largest_part(budget)
-        return 0 if found is None else found.slots
-
     def most(held: Callable[[Interval], int]) -> int:
         """Return the largest s whose memory, given s sequences, still holds s of them."""
 
@@ -135,10 +128,14 @@ def slot_limits(capacity: Capacity, need: EngineNeed) -> SlotLimits:
 
         return largest(1, top, holds) or 0
 
-    sure = most(lambda budget: max(at_ceiling(budget), part(budget.low)))
+    sure = most(lambda budget: sure_slots(need, budget.low))
     if sure >= need.slots:
         return SlotLimits(max(1, sure), sure)
-    likely = most(lambda budget: max(at_ceiling(budget), part(budget.high)))
+    likely = most(
+        lambda budget: max(
+            max_concurrent(budget.low, need.blocks_per_sequence), part_slots(need, budget.high)
+        )
+    )
     if likely >= need.slots:
         return SlotLimits(need.slots, sure)
     one_run_is_sure = need.at_most(1).blocks <= capacity.budget(max(1, sure)).low

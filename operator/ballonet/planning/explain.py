@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ballonet.api.conditions import Reason
+from ballonet.api.conditions import Finding, Reason, Status
+from ballonet.api.status import Source, Verdict
+from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.kv.units import Interval
-from ballonet.planning.topology import EngineNeed, RoleNeed, RunNeed
+from ballonet.planning.topology import EngineNeed, Judgement, RoleNeed, RunNeed
 
 # Bound of a condition's message in the resource.
 MAX_MESSAGE_CHARACTERS = 1024
@@ -82,12 +84,10 @@ def budget_text(blocks: Interval, budget: Interval, safety_percent: int, source:
     return f"budget {span(budget)} ({span(blocks)} blocks - 1, x {safety_percent} %, {source})"
 
 
-def verdict_text(
-    need: EngineNeed, reason: Reason, sure: int, limit: int, serving_runs: str = ""
-) -> str:
+def verdict_text(need: EngineNeed, budget: Interval, reason: Reason, sure: int, limit: int) -> str:
     """Return what the comparison of need and budget means."""
     if reason is Reason.FITS:
-        return f"{need.slots} of {need.slots} fit"
+        return f"all {need.slots} fit"
     if reason is Reason.WOULD_DEADLOCK:
         return (
             f"{sure} fit, and {need.waiting_holders} sequences may hold a slot while they wait for "
@@ -96,26 +96,54 @@ def verdict_text(
     if reason is Reason.WITHIN_UNCERTAINTY:
         return (
             f"{sure} surely fit; whether all {need.slots} do lies inside the prediction, and the "
-            f"running engine decides ({limit} are let in at once){serving_runs}"
+            f"running engine decides: it runs {limit} at once"
+        )
+    if reason is Reason.BUDGET_UNKNOWN:
+        return (
+            f"{sure} surely fit; roles have lower ceilings, and how many blocks they take is not "
+            "known for this model"
+        )
+    if need.blocks <= budget.low:
+        return (
+            f"{need.slots} would fit, but the engine was started for {limit} at once because no "
+            "more were sure: give spec.budget.kvCacheMemoryPerRank to plan without a prediction"
         )
     return f"{sure} fit"
 
 
-def topology_text(
-    need: EngineNeed,
+_STATUS = {
+    Verdict.FITS: Status.TRUE,
+    Verdict.DOES_NOT_FIT: Status.FALSE,
+    Verdict.UNKNOWN: Status.UNKNOWN,
+}
+
+
+def topology_finding(
     *,
+    spec: InferencePoolSpec,
+    need: EngineNeed,
     blocks: Interval,
     budget: Interval,
-    safety_percent: int,
-    source: str,
-    verdict: str,
-    engines: int = 1,
-    advice: str = "",
-) -> str:
-    """Return the message of TopologyFits: the need, the budget, what fits, what would help."""
+    judgement: Judgement,
+    sure: int,
+    limit: int,
+    source: Source,
+) -> Finding:
+    """Return the finding of TopologyFits: the need, the budget, what fits."""
+    status = _STATUS[judgement.verdict]
+    word = source.value.lower()
+    if judgement.reason is Reason.NO_TOPOLOGY:
+        return Finding(
+            status,
+            judgement.reason,
+            f"No topology is declared; {sure} sequences of {spec.sequence.max_tokens} tokens fit "
+            f"at once ({word}).",
+        )
+    engines = max(1, spec.replicas)
     where = f"each of {engines} engines: " if engines > 1 else ""
-    tail = f"{budget_text(blocks, budget, safety_percent, source)}; {verdict}.{advice}"
+    verdict = verdict_text(need, budget, judgement.reason, sure, limit)
+    tail = f"{budget_text(blocks, budget, spec.budget.safety_percent, word)}; {verdict}."
     text = f"{where}{need_text(need)}; {tail}"
     if len(text) > MAX_MESSAGE_CHARACTERS:
         text = f"{where}{need_text(need, brief=True)}; {tail}"
-    return bounded(text)
+    return Finding(status, judgement.reason, bounded(text))

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.status import (
-    EnforcedBy,
     PredictedBudget,
-    RoleStatus,
     Source,
     TopologyStatus,
     Verdict,
@@ -21,7 +19,7 @@ from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan, cpu_pod_bytes
 from ballonet.kv.units import GIB, MIB, Interval, format_bytes
 from ballonet.planning import explain
-from ballonet.planning.budget import max_concurrent, usable_blocks
+from ballonet.planning.budget import budget_interval, max_concurrent, usable_blocks
 from ballonet.planning.capacity import (
     UNPLANNED_SLOTS,
     Capacity,
@@ -42,6 +40,7 @@ from ballonet.planning.topology import (
     caches_prefixes,
     judge,
     pool_need,
+    role_statuses,
 )
 
 MODEL_MOUNT = "/model"
@@ -53,7 +52,6 @@ SHM_BYTES_PER_RANK = GIB
 # Beyond this share no device is told to give memory to the engine: its driver and other contexts
 # take some at start, and the engine refuses to start when less is free than it asks for.
 LARGEST_MEMORY_PERCENT = 98
-MAX_ROLES_IN_STATUS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +270,7 @@ def _unplanned(plan: Plan, resolved: Resolved, finding: Finding) -> Plan:
         topology=TopologyStatus(
             required_slots=need.slots,
             need_blocks=need.blocks if known else None,
-            roles=_role_statuses(spec, resolved.layout),
+            roles=role_statuses(spec, BlockSizes.of(resolved.layout) if resolved.layout else None),
         ),
         need_blocks=need.blocks if known else None,
         required_slots=need.slots,
@@ -297,7 +295,8 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
     blocks = capacity.blocks(slots.limit)
     assert memory.kv_cache_bytes is not None and blocks is not None
     # Judged with the memory that the engine has when it runs what is needed.
-    budget = capacity.budget(max(slots.limit, need.slots))
+    judged_blocks = capacity.blocks(max(slots.limit, need.slots)) or blocks
+    budget = budget_interval(judged_blocks, spec.budget.safety_percent)
     given = given_bytes(spec) is not None
     source = Source.GIVEN if given else Source.PREDICTED
     computed = _budget_finding(capacity, memory, blocks, slots, source)
@@ -311,13 +310,14 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
     return replace(
         plan,
         budget_computed=computed,
-        topology_fits=_topology_finding(
+        topology_fits=explain.topology_finding(
             spec=spec,
             need=need,
-            blocks=blocks,
+            blocks=judged_blocks,
             budget=budget,
             judgement=judgement,
-            slots=replace(slots, sure=sure),
+            sure=sure,
+            limit=slots.limit,
             source=source,
         ),
         topology=TopologyStatus(
@@ -326,7 +326,7 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
             available_slots=sure,
             budget_blocks=budget.low,
             verdict=judgement.verdict,
-            roles=_role_statuses(spec, layout),
+            roles=role_statuses(spec, BlockSizes.of(layout)),
         ),
         source=source,
         memory=memory,
@@ -411,60 +411,6 @@ def _no_room_text(memory: MemoryPlan, room: int | None) -> str:
         f"Weights and working memory leave no room for KV blocks ({parts}): use more devices with "
         "spec.parallelism.tensor, a larger spec.accelerator.type, or a smaller model."
     )
-
-
-_STATUS = {
-    Verdict.FITS: Status.TRUE,
-    Verdict.DOES_NOT_FIT: Status.FALSE,
-    Verdict.UNKNOWN: Status.UNKNOWN,
-}
-
-
-def _topology_finding(
-    *,
-    spec: InferencePoolSpec,
-    need: EngineNeed,
-    blocks: Interval,
-    budget: Interval,
-    judgement: Judgement,
-    slots: SlotLimits,
-    source: Source,
-) -> Finding:
-    status = _STATUS[judgement.verdict]
-    if judgement.reason is Reason.NO_TOPOLOGY:
-        return Finding(
-            status,
-            Reason.NO_TOPOLOGY,
-            f"No topology is declared; {slots.sure} sequences of {spec.sequence.max_tokens} tokens "
-            "fit at once.",
-        )
-    message = explain.topology_text(
-        need,
-        blocks=blocks,
-        budget=budget,
-        safety_percent=spec.budget.safety_percent,
-        source=source.value.lower(),
-        verdict=explain.verdict_text(need, judgement.reason, slots.sure, slots.limit),
-        engines=max(1, spec.replicas),
-    )
-    return Finding(status, judgement.reason, message)
-
-
-def _role_statuses(spec: InferencePoolSpec, layout: CacheLayout | None) -> list[RoleStatus]:
-    ceiling = spec.sequence.max_tokens
-    return [
-        RoleStatus(
-            topology=topology.name,
-            role=role.name,
-            max_tokens=role.max_tokens or ceiling,
-            blocks=None if layout is None else layout.blocks(role.max_tokens or ceiling),
-            enforced_by=EnforcedBy.SERVER
-            if (role.max_tokens or ceiling) == ceiling
-            else EnforcedBy.RUNTIME,
-        )
-        for topology in spec.topologies
-        for role in topology.roles
-    ][:MAX_ROLES_IN_STATUS]
 
 
 def _gates(spec: InferencePoolSpec, resolved: Resolved, limit: int) -> Gates:

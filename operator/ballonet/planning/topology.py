@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ballonet.api.conditions import Reason
-from ballonet.api.status import Verdict
+from ballonet.api.status import EnforcedBy, RoleStatus, Verdict
 from ballonet.api.v1alpha1 import (
     HoldsSlot,
     InferencePoolSpec,
@@ -21,6 +21,9 @@ from ballonet.api.v1alpha1 import (
 )
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.units import Interval, ceil_div
+from ballonet.planning.budget import max_concurrent
+
+MAX_ROLES_IN_STATUS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +243,35 @@ def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
             (name, sizes.whole_blocks(tokens)) for name, tokens in credited.items()
         ),
     )
+
+
+def part_slots(need: EngineNeed, budget: int) -> int:
+    """Return the slots of the largest part of the runs that a budget holds; 0 for none."""
+    part = need.largest_part(budget)
+    return 0 if part is None else part.slots
+
+
+def sure_slots(need: EngineNeed, budget: int) -> int:
+    """Return how many sequences a budget holds at once: at the pool's ceiling, or as whole runs."""
+    return max(max_concurrent(budget, need.blocks_per_sequence), part_slots(need, budget))
+
+
+def role_statuses(spec: InferencePoolSpec, sizes: BlockSizes | None) -> list[RoleStatus]:
+    """Return what each role takes and who holds it to its ceiling; the first 16."""
+    ceiling = spec.sequence.max_tokens
+    return [
+        RoleStatus(
+            topology=topology.name,
+            role=role.name,
+            max_tokens=role.max_tokens or ceiling,
+            blocks=None if sizes is None else sizes.blocks(role.max_tokens or ceiling),
+            enforced_by=EnforcedBy.SERVER
+            if (role.max_tokens or ceiling) == ceiling
+            else EnforcedBy.RUNTIME,
+        )
+        for topology in spec.topologies
+        for role in topology.roles
+    ][:MAX_ROLES_IN_STATUS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,218 @@
+"""The plan held against what running engines report: their own numbers win."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from ballonet.api.conditions import Finding, Reason, Status
+from ballonet.api.status import MeasuredBudget, Source, TopologyStatus, Verdict
+from ballonet.api.v1alpha1 import InferencePoolSpec
+from ballonet.kv.layout import CacheLayout
+from ballonet.kv.units import Interval, ceil_div
+from ballonet.planning.budget import budget_blocks, max_concurrent
+from ballonet.planning.explain import topology_finding
+from ballonet.planning.plan import Plan
+from ballonet.planning.topology import (
+    BlockSizes,
+    Judgement,
+    judge,
+    pool_need,
+    role_statuses,
+    sure_slots,
+)
+
+# The label of max_concurrency is a decimal number: what it is short of a whole block is rounding.
+_ROUNDING = Fraction(1, 100)
+_MOST_PER_MILLE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What one engine says about its own KV cache (labels of vllm:cache_config_info).
+
+    Attributes:
+        blocks: blocks of this engine, the null block among them.
+        block_tokens: tokens a block; None when not reported.
+        max_concurrency: blocks divided by those of one sequence at the serving ceiling; it counts
+            the null block. Reported from vLLM 0.24.
+        kv_cache_bytes: KV memory of a rank; None when not reported.
+    """
+
+    blocks: int
+    block_tokens: int | None = None
+    max_concurrency: Fraction | None = None
+    kv_cache_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What reports say about the plan that serves; budget is None without a report."""
+
+    budget: MeasuredBudget | None
+    budget_verified: Finding
+    topology_fits: Finding
+    topology: TopologyStatus
+    error_per_mille: int | None
+
+
+def verify(plan: Plan, reports: Sequence[EngineReport]) -> Verification:
+    """Compare the plan of what serves with reports of its engines; the lowest engine decides.
+
+    Measured slots are floor((blocks - 1) x safety / blocks of a sequence). Blocks of a sequence
+    come from the engine's own max_concurrency where it is reported; ceilings of roles are rescaled
+    by the plan's layout.
+    """
+    if not reports:
+        nothing = Finding(
+            Status.UNKNOWN, Reason.NO_ENGINE_REPORT, "No engine has reported its blocks yet."
+        )
+        return Verification(None, nothing, plan.topology_fits, plan.topology, None)
+    lowest = min(reports, key=lambda report: (_held(plan.spec, plan.layout, report), report.blocks))
+    sizes, exact = _sizes(plan.spec, plan.layout, lowest)
+    per_sequence = None if sizes is None else sizes.blocks(plan.spec.sequence.max_tokens)
+    budget = budget_blocks(lowest.blocks, plan.spec.budget.safety_percent)
+    finding, topology = _topology(plan, lowest.blocks, budget, sizes, exact=exact)
+    return Verification(
+        budget=MeasuredBudget(
+            engines=len(reports),
+            blocks=lowest.blocks,
+            block_tokens=lowest.block_tokens,
+            kv_cache_bytes=lowest.kv_cache_bytes,
+            blocks_per_sequence=per_sequence,
+            max_concurrent=None if per_sequence is None else max_concurrent(budget, per_sequence),
+        ),
+        budget_verified=_verified(plan, lowest, len(reports)),
+        topology_fits=finding,
+        topology=topology,
+        error_per_mille=_error_per_mille(plan, lowest),
+    )
+
+
+def _held(spec: InferencePoolSpec, layout: CacheLayout | None, report: EngineReport) -> Fraction:
+    """Return how many sequences at the ceiling an engine holds, for finding the lowest one."""
+    if report.max_concurrency is not None:
+        return report.max_concurrency
+    sizes, _ = _sizes(spec, layout, report)
+    per_sequence = 1 if sizes is None else sizes.blocks(spec.sequence.max_tokens)
+    return Fraction(report.blocks, per_sequence)
+
+
+def _sizes(
+    spec: InferencePoolSpec, layout: CacheLayout | None, report: EngineReport
+) -> tuple[BlockSizes | None, bool]:
+    """Return blocks by tokens as the engine counts them, and whether they are exact.
+
+    Without a layout a sequence of any length is taken to hold the blocks of one at the ceiling.
+    """
+    ceiling = spec.sequence.max_tokens
+    told = None
+    if report.max_concurrency:
+        told = max(1, _ceil(report.blocks / report.max_concurrency - _ROUNDING))
+    if layout is None:
+        if told is None:
+            return None, False
+        whole = told
+        at_ceiling_only = all(
+            role.max_tokens in (None, ceiling) for t in spec.topologies for role in t.roles
+        )
+        return BlockSizes(lambda _tokens: whole, lambda _tokens: 0), at_ceiling_only
+    if report.block_tokens is not None and report.block_tokens != layout.block_tokens:
+        tokens = report.block_tokens
+        layout = replace(
+            layout,
+            block_tokens=tokens,
+            groups=tuple(replace(group, block_tokens=tokens) for group in layout.groups),
+        )
+    planned = BlockSizes.of(layout)
+    at_ceiling = planned.blocks(ceiling)
+    if told is None or told == at_ceiling:
+        return planned, True
+    scale = told
+    return (
+        BlockSizes(
+            lambda tokens: ceil_div(planned.blocks(tokens) * scale, at_ceiling),
+            lambda tokens: planned.whole_blocks(tokens) * scale // at_ceiling,
+        ),
+        True,
+    )
+
+
+def _ceil(value: Fraction) -> int:
+    return ceil_div(value.numerator, value.denominator)
+
+
+def _topology(
+    plan: Plan, blocks: int, budget: int, sizes: BlockSizes | None, *, exact: bool
+) -> tuple[Finding, TopologyStatus]:
+    """Judge the topologies by a measured budget."""
+    spec = plan.spec
+    if sizes is None:
+        finding = Finding(
+            Status.UNKNOWN,
+            Reason.BUDGET_UNKNOWN,
+            f"The engine reports {blocks} blocks but not how many a sequence takes.",
+        )
+        return finding, plan.topology
+    whole = pool_need(spec, sizes)
+    need = whole.shared_among(max(1, spec.replicas))
+    limit = plan.gates.max_concurrent if plan.gates is not None else need.slots
+    sure = min(limit, sure_slots(whole, budget))
+    judgement = judge(need, Interval.point(budget), limit)
+    if judgement.verdict is Verdict.DOES_NOT_FIT and not exact:
+        judgement = Judgement(Verdict.UNKNOWN, Reason.BUDGET_UNKNOWN)
+    finding = topology_finding(
+        spec=spec,
+        need=need,
+        blocks=Interval.point(blocks),
+        budget=Interval.point(budget),
+        judgement=judgement,
+        sure=sure,
+        limit=limit,
+        source=Source.MEASURED,
+    )
+    return finding, TopologyStatus(
+        required_slots=need.slots,
+        need_blocks=need.blocks,
+        available_slots=sure,
+        budget_blocks=budget,
+        verdict=judgement.verdict,
+        roles=role_statuses(spec, sizes if exact else None),
+    )
+
+
+def _tokens(plan: Plan, blocks: int, block_tokens: int | None) -> int:
+    """Return blocks in tokens, so that engines that chose another block can be compared."""
+    if plan.layout is None:
+        return blocks
+    return blocks * (block_tokens or plan.layout.block_tokens)
+
+
+def _verified(plan: Plan, lowest: EngineReport, engines: int) -> Finding:
+    who = "The engine reports" if engines == 1 else f"The lowest of {engines} engines reports"
+    size = "" if lowest.block_tokens is None else f" of {lowest.block_tokens} tokens"
+    said = f"{who} {lowest.blocks} blocks{size}"
+    if plan.blocks is None or plan.layout is None or plan.source is None:
+        return Finding(
+            Status.TRUE, Reason.CONFIRMED, f"{said}; there was no plan to compare them with."
+        )
+    low, high = plan.blocks.low, plan.blocks.high
+    planned = f"{low}" if low == high else f"{low} to {high}"
+    text = f"{said}; planned {planned} of {plan.layout.block_tokens} ({plan.source.value.lower()})."
+    if _tokens(plan, lowest.blocks, lowest.block_tokens) < _tokens(plan, low, None):
+        return Finding(
+            Status.FALSE,
+            Reason.BELOW_PLAN,
+            f"{text} TopologyFits goes by what the engine reports.",
+        )
+    return Finding(Status.TRUE, Reason.CONFIRMED, text)
+
+
+def _error_per_mille(plan: Plan, lowest: EngineReport) -> int | None:
+    """Return planned low end less measured, in thousandths of measured; None where given."""
+    if plan.source is not Source.PREDICTED or plan.blocks is None or lowest.blocks == 0:
+        return None
+    measured = _tokens(plan, lowest.blocks, lowest.block_tokens)
+    error = Fraction(_tokens(plan, plan.blocks.low, None) - measured, measured)
+    return max(-_MOST_PER_MILLE, min(_MOST_PER_MILLE, round(error * 1000)))
