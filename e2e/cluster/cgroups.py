@@ -17,6 +17,9 @@ from e2e.cluster.errors import ClusterError
 ROOT = Path("/sys/fs/cgroup")
 # On the unified hierarchy a group with controllers for its children holds no process itself.
 LEAF = "node"
+# A group competes with each process beside it as one: without a weight of several processes, a
+# compiler on the same machine would slow the whole cluster down to a third.
+CPU_WEIGHT = 10
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ class Groups:
                 # A version 1 cpuset starts without processors and takes no process until it has.
                 for setting in ("cpuset.cpus", "cpuset.mems"):
                     (path / setting).write_text((hierarchy.parent / setting).read_text())
+            if "cpu" in hierarchy.options.split(","):
+                (path / "cpu.shares").write_text(str(CPU_WEIGHT * 1024))
         return cls(tuple(paths), within[0].unified)
 
     @property
@@ -116,6 +121,7 @@ class Groups:
                 for controller in (group / "cgroup.controllers").read_text().split():
                     with contextlib.suppress(OSError):  # some controllers cannot be delegated
                         (group / "cgroup.subtree_control").write_text(f"+{controller}")
+            (path / "cpu.weight").write_text(str(CPU_WEIGHT * 100))
 
     def pids(self) -> set[int]:
         """Processes in the groups and in all groups below them."""

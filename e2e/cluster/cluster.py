@@ -268,9 +268,10 @@ class Cluster:
         self._write("boot-id", boot_id())
         self._write("kubernetes", str(binaries.kubernetes))
         kubectl = layout.state / "bin" / "kubectl"
-        kubectl.write_text(
-            f'#!/bin/sh\nexec {shlex.quote(str(binaries.kubernetes))} kubectl "$@"\n'
-        )
+        # kubectl keeps what it learns by address, and every cluster of ours has the same.
+        known = shlex.quote(str(layout.state / "kubectl-cache"))
+        program = shlex.quote(str(binaries.kubernetes))
+        kubectl.write_text(f'#!/bin/sh\nKUBECACHEDIR={known} exec {program} kubectl "$@"\n')
         kubectl.chmod(0o755)
         for path, content in components.configuration(layout).items():
             path.write_text(content)
