@@ -9,15 +9,18 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "operator"))
+sys.path[:0] = [str(ROOT), str(ROOT / "operator")]
 
 from ballonet.api import crdgen  # noqa: E402 - found by the line above
+from hack import reference  # noqa: E402
 
 
 def generated() -> dict[str, str]:
     """Return the text of each generated file by its path below the root of the tree."""
     return {
         "crds/ballonet.io_inferencepools.yaml": crdgen.crd_yaml(),
+        "docs/conditions.md": reference.conditions_page(),
+        "docs/inferencepool.md": reference.pool_page(),
     }
 
 
