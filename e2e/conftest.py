@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
 import pytest
 
-from e2e.cluster import Cluster, ClusterError, unavailable_reason
+from e2e.cluster import Cluster, ClusterError
 from e2e.faults.proxy import FaultProxy, Upstream
 from e2e.harness import installation
 from e2e.harness.api import NAMESPACE, POOL, Api, Json
@@ -27,58 +24,26 @@ from e2e.harness.audit import AuditLog
 from e2e.harness.operators import LocalOperator, PodOperator, release_lease
 from e2e.harness.poll import eventually
 from e2e.harness.recorder import StatusRecorder
+from e2e.harness.site import Site, UnusableError, find_site
+from e2e.images import BuildError, build
 
 SCENARIOS: Final = Path(__file__).parent / "scenarios"
 SCENARIO_TIMEOUT_SECONDS: Final = 300
 RUN: Final = "e2e"
 
 
-@dataclass(frozen=True)
-class Site:
-    """The cluster under test. `embedded` and `audit` are None on a cluster of another kind."""
+def need_audit(site: Site) -> AuditLog:
+    """Return the audit log; a cluster without one cannot run the scenario."""
+    if site.audit is None:
+        unusable("the cluster's audit log cannot be read")
+    return site.audit
 
-    api: Api
-    kubeconfig: Path
-    embedded: Cluster | None
-    audit: AuditLog | None
 
-    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """Run kubectl as a person would and return what it prints.
-
-        Raises:
-            AssertionError: it failed; the message holds what it said.
-        """
-        command = ["kubectl", f"--kubeconfig={self.kubeconfig}", *self._context(), *arguments]
-        path = os.environ["PATH"]
-        if self.embedded is not None:
-            path = self.embedded.environment()["PATH"]
-        done = subprocess.run(
-            command,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-            env=os.environ | {"PATH": path},
-        )
-        assert done.returncode == 0, f"{' '.join(arguments)}: {done.stderr.strip()}"
-        return done.stdout
-
-    def _context(self) -> list[str]:
-        context = os.environ.get("BALLONET_E2E_CONTEXT")
-        return [f"--context={context}"] if context else []
-
-    def need_audit(self) -> AuditLog:
-        """Return the audit log; a cluster without one cannot run the scenario."""
-        if self.audit is None:
-            unusable("the cluster's audit log cannot be read")
-        return self.audit
-
-    def need_embedded(self) -> Cluster:
-        """Return the embedded cluster; another kind cannot run the scenario."""
-        if self.embedded is None:
-            unusable("this scenario needs the embedded cluster")
-        return self.embedded
+def need_embedded(site: Site) -> Cluster:
+    """Return the embedded cluster; another kind cannot run the scenario."""
+    if site.embedded is None:
+        unusable("this scenario needs the embedded cluster")
+    return site.embedded
 
 
 def unusable(reason: str) -> NoReturn:
@@ -115,30 +80,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def site() -> Iterator[Site]:
     """The cluster under test, or the reason why there is none."""
-    context = os.environ.get("BALLONET_E2E_CONTEXT")
-    if context:
-        kubeconfig = Path(os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
-        found = Site(Api.from_kubeconfig(kubeconfig, context), kubeconfig, None, None)
-    else:
-        reason = unavailable_reason()
-        if reason:
-            unusable(reason)
-        cluster = Cluster()
-        if not cluster.status().healthy:
-            unusable("the embedded cluster does not run: python -m e2e.cluster start --gpus 4")
-        found = Site(
-            Api.from_kubeconfig(cluster.kubeconfig),
-            cluster.kubeconfig,
-            cluster,
-            AuditLog(cluster.audit_log),
-        )
     try:
-        socket.create_connection((found.api.host, found.api.port), timeout=5).close()
-    except OSError as error:
-        unusable(
-            f"{found.api.server} cannot be reached ({error}): "
-            "run the scenarios with python -m e2e.cluster exec -- pytest e2e"
-        )
+        found = find_site()
+    except UnusableError as error:
+        unusable(str(error))
     yield found
     found.api.close()
 
@@ -149,18 +94,27 @@ def api(site: Site) -> Api:
     return site.api
 
 
-@pytest.fixture(scope="session")
-def images(site: Site) -> None:
-    """The images of operator and engines, built where they changed and known to the node."""
-    from e2e.images import build
-
+def _load_images(site: Site, *names: str) -> None:
+    """Build the images where they changed and make them known to the node."""
     if site.embedded is None:
         return  # an outside cluster gets them from its own registry or by `kind load`
-    for name in ("operator", "stub-engine", "engine"):
+    for name in names:
         try:
             site.embedded.load_image(build(name))
-        except ClusterError as error:
+        except (BuildError, ClusterError) as error:
             pytest.fail(f"image {name}: {error}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def engine_images(site: Site) -> None:
+    """The images of the stub engine and of the real one."""
+    _load_images(site, "stub-engine", "engine")
+
+
+@pytest.fixture(scope="session")
+def operator_image(site: Site) -> None:
+    """The image of the operator."""
+    _load_images(site, "operator")
 
 
 @pytest.fixture(scope="session")
@@ -219,7 +173,7 @@ def conditions_hold(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def pod_operator(installed: PodOperator) -> PodOperator:
+def pod_operator(installed: PodOperator, operator_image: None) -> PodOperator:
     """The operator as a pod, running and ready."""
     if not installed.pods() or not installed.is_ready():
         release_lease(installed.api)
@@ -241,7 +195,7 @@ def local_operators(
     site: Site, installed: PodOperator, operator_server: tuple[str, int], tmp_path: Path
 ) -> Iterator[LocalFactory]:
     """Makes operators that run as processes; the pod is stopped for the length of the test."""
-    site.need_embedded()
+    need_embedded(site)
     installed.stop()
     release_lease(site.api)
     with ExitStack() as stack:
@@ -266,7 +220,7 @@ def local_operators(
 @pytest.fixture
 def proxy(site: Site) -> Iterator[FaultProxy]:
     """A fault proxy in front of the API server."""
-    cluster = site.need_embedded()
+    cluster = need_embedded(site)
     pair = cluster.issue_server_certificate("fault-proxy", ["127.0.0.1"])
     upstream = Upstream(site.api.server, site.api.ca_file)
     with FaultProxy(upstream, pair.certificate, pair.key) as proxy:

@@ -42,7 +42,8 @@ def install_crd(api: Api, definition: Json) -> None:
     api.apply(definition)
 
     def served() -> bool:
-        conditions = api.get(CRD, None, name).get("status", {}).get("conditions", [])
+        # The list may be there and null.
+        conditions = api.get(CRD, None, name).get("status", {}).get("conditions") or []
         return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
     eventually(served, f"the definition {name} is established", timeout_seconds=30)
