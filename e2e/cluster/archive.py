@@ -23,15 +23,14 @@ class ImageArchive:
 def read_archive(path: Path) -> ImageArchive:
     """Read the manifest of a docker archive. Raises ClusterError when it is not one."""
     try:
-        with tarfile.open(path) as archive:
+        with tarfile.open(path, "r:") as archive:
             member = archive.extractfile("manifest.json")
             if member is None:
                 raise KeyError("manifest.json")
             images = json.load(member)
     except (OSError, KeyError, ValueError, tarfile.TarError) as error:
-        what = str(error).splitlines()[0]
         raise ClusterError(
-            f"{path} is not a docker archive ({what}): write it with `buildah push IMAGE "
+            f"{path} is not a docker archive ({error}): write it with `buildah push IMAGE "
             "docker-archive:FILE:TAG`"
         ) from error
     if len(images) != 1 or not images[0].get("RepoTags"):

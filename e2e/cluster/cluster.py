@@ -460,6 +460,9 @@ class Cluster:
         return process.state if process else "dead"
 
     def _process(self, name: str) -> Process | None:
+        if name not in {HOLDER, *components.COMPONENTS}:
+            known = ", ".join(components.COMPONENTS)
+            raise ClusterError(f"component {name!r}: use one of {known}")
         # A process id of another boot, or of a folder copied from elsewhere, means nothing.
         if self._read("boot-id") != boot_id():
             return None
