@@ -121,6 +121,12 @@ class Groups:
                 for controller in (group / "cgroup.controllers").read_text().split():
                     with contextlib.suppress(OSError):  # some controllers cannot be delegated
                         (group / "cgroup.subtree_control").write_text(f"+{controller}")
+            given = (path / "cgroup.controllers").read_text().split()
+            if not {"cpu", "memory", "pids"} <= set(given):
+                raise ClusterError(
+                    f"control group {path.parent} hands down {given} only: a container that holds "
+                    "processes in it cannot run the cluster; run it on the machine itself"
+                )
             (path / "cpu.weight").write_text(str(CPU_WEIGHT * 100))
 
     def pids(self) -> set[int]:
