@@ -249,13 +249,11 @@ def wait_for(api: Api) -> PoolWait:
         what: str,
         timeout_seconds: float = 60,
     ) -> Json:
-        def probe() -> Json | None:
+        def probe() -> Json:
             pool = api.get(POOL, namespace, name)
             assert predicate(pool), pool.get("status", {}).get("conditions", "no conditions yet")
             return pool
 
-        found = eventually(probe, what, timeout_seconds=timeout_seconds)
-        assert found is not None
-        return found
+        return eventually(probe, what, timeout_seconds=timeout_seconds)
 
     return wait

@@ -11,7 +11,7 @@ INTERVAL_SECONDS = 0.2
 
 
 def eventually(
-    probe: Callable[[], T],
+    probe: Callable[[], T | None],
     what: str,
     *,
     timeout_seconds: float = 60,

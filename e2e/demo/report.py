@@ -1,0 +1,62 @@
+"""The closing tables of the demo."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from e2e.demo.story import Outcome, Run
+
+
+def show(outcome: Outcome, console: Console) -> None:
+    """Print what was measured."""
+    console.print()
+    console.print(_planned_and_measured(outcome))
+    console.print(_fan_outs(outcome))
+
+
+def _planned_and_measured(outcome: Outcome) -> Table:
+    table = Table(title="Planned and measured, remedied pool, one engine", title_justify="left")
+    table.add_column("")
+    table.add_column("planned", justify="right")
+    table.add_column("measured by the engine", justify="right")
+    predicted, measured = outcome.serving.predicted, outcome.serving.measured
+    for label, planned_key, measured_key in (
+        ("KV blocks", "lowBlocks", "blocks"),
+        ("tokens a block", "blockTokens", "blockTokens"),
+        ("blocks per sequence at the ceiling", "blocksPerSequence", "blocksPerSequence"),
+        ("sequences at once", "maxConcurrent", "maxConcurrent"),
+    ):
+        table.add_row(
+            label, str(predicted.get(planned_key, "-")), str(measured.get(measured_key, "-"))
+        )
+    return table
+
+
+def _fan_outs(outcome: Outcome) -> Table:
+    table = Table(
+        title="Planner + 5 workers, each grown to its ceiling, on 128 KV blocks",
+        title_justify="left",
+    )
+    for heading in ("engine", "ceiling", "limit", "finished", "preemptions"):
+        table.add_column(heading, justify="left" if heading == "engine" else "right")
+    for heading in ("peak running", "peak waiting", "peak KV usage", "wall time"):
+        table.add_column(heading, justify="right")
+    for run in (outcome.plain, outcome.warned, outcome.remedied):
+        table.add_row(*_cells(run))
+    return table
+
+
+def _cells(run: Run) -> list[str]:
+    load = run.load
+    return [
+        run.title,
+        str(run.ceiling_tokens),
+        "none" if run.engine_limit is None else str(run.engine_limit),
+        f"{load.finished} of {load.requests}",
+        str(load.preemptions),
+        str(load.peak_running),
+        str(load.peak_waiting),
+        f"{load.peak_usage:.0%} ({load.peak_blocks} of {load.usable_blocks})",
+        f"{load.wall_seconds:.1f} s",
+    ]
