@@ -95,15 +95,14 @@ async def read_gauges(session: aiohttp.ClientSession, metrics_urls: Sequence[str
     """
     pages = await asyncio.gather(*(_page(session, url) for url in metrics_urls))
     lines = [line for page in pages for line in page.splitlines()]
-    engines = max(1, len(_values(lines, "vllm:num_requests_running")))
-    blocks = [int(_label(line, "num_gpu_blocks")) for line in lines if _is_cache_config(line)]
+    # One pod's engines all carry the label, and it is their sum.
+    infos = [line for line in pages[0].splitlines() if _is_cache_config(line)]
     return Gauges(
         running=int(sum(_values(lines, "vllm:num_requests_running"))),
         waiting=int(sum(_values(lines, "vllm:num_requests_waiting"))),
         preemptions=int(sum(_values(lines, "vllm:num_preemptions_total"))),
         usage=max(_values(lines, "vllm:kv_cache_usage_perc"), default=math.nan),
-        # The label of a data-parallel server is the sum over its engines.
-        usable_blocks=(sum(blocks) // engines - 1) if blocks else 0,
+        usable_blocks=int(_label(infos[0], "num_gpu_blocks")) // len(infos) - 1 if infos else 0,
     )
 
 

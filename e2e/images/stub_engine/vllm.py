@@ -332,6 +332,7 @@ class Handler(BaseHTTPRequestHandler):
             "waiting": len(engine.waiting),
             "received": engine.received,
             "finished": engine.finished,
+            "rejected": engine.rejected,
         }
 
     def _completion(self, body: dict[str, Any]) -> None:
@@ -459,8 +460,8 @@ def parse(arguments: list[str]) -> Launch:
     for argument in arguments[1:]:
         if argument.startswith("-"):
             name, equals, value = argument.lstrip("-").partition("=")
-            values = flags.setdefault(name.replace("_", "-"), [])
-            values.extend([value] if equals else [])
+            values = [value] if equals else []
+            flags[name.replace("_", "-")] = values  # the last of a repeated flag wins
         elif values is None:
             model = argument
         else:
@@ -557,6 +558,7 @@ def main() -> int:
     handler = type("EngineHandler", (Handler,), {"engine": engine})
     server = Server((host, launch.number("port", 8000)), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    log(f"INFO Starting vLLM API server on port {server.server_port}")
     log("INFO Application startup complete.")
     stop.wait()
     log("INFO Shutting down")
