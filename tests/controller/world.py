@@ -138,12 +138,15 @@ class World:
         assert deployment is not None
         replicas = deployment["spec"]["replicas"]
         template_hash = f"h{abs(hash(str(deployment['spec']['template']))) % 10**8}"
-        for pod in self.cluster.peek_all(Kind.POD):
-            if pod["metadata"]["labels"].get("ballonet.io/pool") == name:
-                self.cluster.remove(Kind.POD, NAMESPACE, pod["metadata"]["name"])
         ready = container is None
-        for index in range(replicas):
-            self.cluster.put(_pod(name, template_hash, index, container))
+        wanted = [_pod(name, template_hash, index, container) for index in range(replicas)]
+        names = {pod["metadata"]["name"] for pod in wanted}
+        for pod in self.cluster.peek_all(Kind.POD):
+            ours = pod["metadata"]["labels"].get("ballonet.io/pool") == name
+            if ours and pod["metadata"]["name"] not in names:
+                self.cluster.remove(Kind.POD, NAMESPACE, pod["metadata"]["name"])
+        for pod in wanted:
+            self.cluster.put(pod)
         self.cluster.set_status(
             Kind.DEPLOYMENT,
             NAMESPACE,

@@ -1,0 +1,89 @@
+"""What is said about pods never carries a secret and stays the same while the cause does."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+from aiohttp import web
+
+from ballonet.reconcile import children
+from ballonet.reconcile.pods import redact
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("HF_TOKEN=hf_abcdefghijkl failed", "hf_abcdefghijkl"),
+        ("using hf_abcdefghijklmnop for download", "hf_abcdefghijklmnop"),
+        ("Authorization: Bearer abc.def", "abc.def"),
+        ("--api-key 'x'; api_key='sk-123456'", "sk-123456"),
+        ('{"password": "hunter2"}', "hunter2"),
+    ],
+)
+def test_what_looks_like_a_secret_is_left_out(text: str, secret: str) -> None:
+    assert secret not in redact(text)
+
+
+def test_ordinary_words_stay() -> None:
+    text = "ValueError: max tokens 1024, estimated maximum model length is 480 tokens per request"
+    assert redact(text) == text
+
+
+class Engine:
+    """An engine that is busy for some readings of its metrics."""
+
+    def __init__(self, readings: Iterator[str]) -> None:
+        self.readings = readings
+        self.asked = 0
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        self.asked += 1
+        return web.Response(text=next(self.readings, QUIET))
+
+
+BUSY = (
+    'vllm:num_requests_running{engine="0",model_name="m"} 2.0\n'
+    'vllm:num_requests_waiting{engine="0",model_name="m"} 0.0\n'
+)
+QUIET = BUSY.replace("2.0", "0.0")
+
+
+async def drain(engine: Engine | None, seconds: int) -> int:
+    """Run the drain hook as the kubelet would, against an engine on loopback."""
+    app = web.Application()
+    port = 1
+    runner = web.AppRunner(app)
+    if engine is not None:
+        app.router.add_get("/metrics", engine.metrics)
+    await runner.setup()
+    if engine is not None:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+    # The script that pods run, with its first pause and period made short.
+    script = children._DRAIN.format(seconds=seconds, port=port)
+    script = re.sub(r"time\.sleep\(.*\)", "time.sleep(0.01)", script)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+    code = await asyncio.wait_for(process.wait(), 30)
+    await runner.cleanup()
+    return code
+
+
+async def test_a_drain_waits_until_nothing_runs_twice_in_a_row() -> None:
+    engine = Engine(iter([BUSY, QUIET, BUSY, BUSY, QUIET]))
+    assert await drain(engine, 60) == 0
+    assert engine.asked == 6
+
+
+async def test_a_drain_ends_when_its_time_is_over() -> None:
+    engine = Engine(iter([BUSY] * 10_000))
+    assert await drain(engine, 1) == 0
+    assert engine.asked > 2
+
+
+async def test_a_drain_ends_at_once_when_the_engine_is_gone() -> None:
+    assert await drain(None, 60) == 0
