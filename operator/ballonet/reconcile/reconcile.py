@@ -322,14 +322,17 @@ class Reconciler:
             # The same object would be refused again: only an edit, or a changed cluster, helps.
             if self._monotonic() - memory.refused[2] < _REFUSED_AGAIN_SECONDS:
                 return memory.refused[1]
-        # A Deployment is written in the version it was decided on, so that no newer change is lost.
-        version = (
-            live["metadata"]["resourceVersion"] if live is not None and is_deployment else None
-        )
+        version = None
+        if live is not None:
+            # In the version it was decided on, so that no newer change is lost and nothing that
+            # was deleted meanwhile is made anew under our feet.
+            version = live["metadata"]["resourceVersion"]
+            identity = {"uid": live["metadata"]["uid"]}
+            desired = {**desired, "metadata": {**desired["metadata"], **identity}}
         try:
             await self._cluster.apply(desired, resource_version=version)
         except ApiError as error:
-            if is_deployment and (error.invalid or error.schema_mismatch):
+            if is_deployment and (error.invalid or error.unparsable):
                 finding = Finding(
                     Status.FALSE,
                     Reason.INVALID_POD_TEMPLATE,

@@ -72,12 +72,16 @@ def differs(pool: Json, status: Json) -> bool:
 
 
 def apply_body(pool: Json, status: Json) -> Json:
-    """Return what is applied to the status subresource; the uid keeps it from a successor."""
+    """Return what is applied to the status subresource.
+
+    The resource version keeps it from a successor of the same name: the API server does not look
+    at the uid there.
+    """
     metadata = pool["metadata"]
     return {
         "apiVersion": pool["apiVersion"],
         "kind": pool["kind"],
-        "metadata": {key: metadata[key] for key in ("name", "namespace", "uid")},
+        "metadata": {key: metadata[key] for key in ("name", "namespace", "resourceVersion")},
         "status": status,
     }
 
