@@ -1,0 +1,1 @@
+"""The operator process: kopf glue, settings, health, metrics, logging."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
@@ -73,7 +73,7 @@ class KubernetesCluster:
     async def get(self, kind: Kind, namespace: str, name: str) -> Json | None:
         """Return the object as it is now, or None when there is none."""
         try:
-            return await self._json("GET", _path(kind, namespace, name))
+            return await self._json("GET", kind.path(namespace, name))
         except ApiError as error:
             # A kind that is not served is answered with 404 too, but not in the words of the API.
             if error.not_found and error.reason == "NotFound":
@@ -87,7 +87,7 @@ class KubernetesCluster:
             query["labelSelector"] = labels
         objects: list[Json] = []
         while True:
-            page = await self._json("GET", _path(kind, namespace), query)
+            page = await self._json("GET", kind.path(namespace), query)
             # Items of built-in kinds come without their type.
             objects += [
                 {"apiVersion": kind.api_version, "kind": kind.kind, **item}
@@ -112,7 +112,7 @@ class KubernetesCluster:
         """Create an object; a conflict (``already_exists``) when the name is in use."""
         kind = Kind.of(obj)
         query = {"fieldManager": FIELD_MANAGER}
-        return await self._json("POST", _path(kind, obj["metadata"]["namespace"]), query, obj)
+        return await self._json("POST", kind.path(obj["metadata"]["namespace"]), query, obj)
 
     async def replace(self, obj: Json) -> Json:
         """Replace an object in the resource version that it carries; else a conflict."""
@@ -122,7 +122,7 @@ class KubernetesCluster:
         """Delete exactly that object in the background; one that is gone is fine."""
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
-            await self._json("DELETE", _path(kind, namespace, name), body=options)
+            await self._json("DELETE", kind.path(namespace, name), body=options)
         except ApiError as error:
             if not error.not_found:
                 raise
@@ -137,7 +137,7 @@ class KubernetesCluster:
             "limitBytes": str(MAX_LOG_BYTES),
             "previous": "true" if previous else "false",
         }
-        path = f"{_path(Kind.POD, namespace, pod)}/log"
+        path = f"{Kind.POD.path(namespace, pod)}/log"
         content = await self._request(_Call("GET", path, query, limit_bytes=MAX_LOG_BYTES + 1))
         return content.decode("utf-8", errors="replace")
 
@@ -146,7 +146,7 @@ class KubernetesCluster:
     async def serves(self, kind: Kind) -> bool:
         """Return whether the server offers this kind in this version; needs no rights."""
         try:
-            answer = await self._json("GET", _root(kind))
+            answer = await self._json("GET", kind.path().rpartition("/")[0])
         except ApiError as error:
             if error.not_found:
                 return False
@@ -261,21 +261,9 @@ class KubernetesCluster:
             await old.close()
 
 
-def _root(kind: Kind) -> str:
-    return f"/{'apis' if '/' in kind.api_version else 'api'}/{kind.api_version}"
-
-
-def _path(kind: Kind, namespace: str | None, name: str | None = None) -> str:
-    path = _root(kind)
-    if namespace is not None:
-        path += f"/namespaces/{quote(namespace, safe='')}"
-    path += f"/{kind.plural}"
-    return path if name is None else f"{path}/{quote(name, safe='')}"
-
-
 def _path_of(obj: Json) -> str:
     meta = obj["metadata"]
-    return _path(Kind.of(obj), meta["namespace"], meta["name"])
+    return Kind.of(obj).path(meta["namespace"], meta["name"])
 
 
 async def _read(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:

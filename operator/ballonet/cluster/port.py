@@ -7,7 +7,8 @@ again.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
+from urllib.parse import quote
 
 from ballonet.api import v1alpha1
 
@@ -18,16 +19,6 @@ _NOT_OF_SCHEMA: Final = "failed to create typed patch object"
 _UNDECLARED_FIELD: Final = "field not declared in schema"
 
 Json = dict[str, Any]
-
-
-class PoolKey(NamedTuple):
-    """What identifies a pool to the work queue; a pool made anew has the same key."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 class Kind(Enum):
@@ -55,6 +46,14 @@ class Kind(Enum):
     def plural(self) -> str:
         """Name in the path of the API."""
         return self.value[2]
+
+    def path(self, namespace: str | None = None, name: str | None = None) -> str:
+        """Return the path of an object, of the objects of a namespace, or of all namespaces."""
+        path = f"/{'apis' if '/' in self.api_version else 'api'}/{self.api_version}"
+        if namespace is not None:
+            path += f"/namespaces/{quote(namespace, safe='')}"
+        path += f"/{self.plural}"
+        return path if name is None else f"{path}/{quote(name, safe='')}"
 
     @classmethod
     def of(cls, obj: Json) -> Kind:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ballonet.api.conditions import Reason
-
-if TYPE_CHECKING:
-    from ballonet.planning.measured import EngineReport
+from ballonet.planning.measured import EngineReport
 
 
 @dataclass(frozen=True)

@@ -121,8 +121,8 @@ def sample(
     """Return what a metrics page says. A series that is absent gives None, never 0.
 
     Raises:
-        InvalidPageError: a value is impossible (negative, not a number, usage above 1), or the page is
-            not an engine's.
+        InvalidPageError: a value is impossible (negative, not a number, usage above 1), or the page
+            is not an engine's.
     """
     series = _parse(page, names)
     if not series:

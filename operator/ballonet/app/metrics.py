@@ -1,0 +1,178 @@
+"""The operator's own metrics. Those of pools mirror their status and go when the pool goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ballonet import __version__
+from ballonet.api.conditions import Status
+from ballonet.cluster.port import ApiError, Json
+from ballonet.reconcile.queue import WorkQueue
+from ballonet.reconcile.reconcile import PoolKey
+
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+# Gauges of a pool: name, help, path in status.
+_POOL_GAUGES: Final = (
+    ("planned_blocks", "KV blocks of an engine as planned, low end.", "budget.predicted.lowBlocks"),
+    ("measured_blocks", "KV blocks of an engine as it reports.", "budget.measured.blocks"),
+    ("budget_blocks", "KV blocks of an engine that are promised.", "topology.budgetBlocks"),
+    ("need_blocks", "KV blocks that the topologies need.", "topology.needBlocks"),
+    ("required_slots", "Sequences that the topologies need at once.", "topology.requiredSlots"),
+    ("available_slots", "Sequences that fit an engine at once.", "topology.availableSlots"),
+    ("max_concurrent", "Sequences that an engine is let run at once.", "engine.maxConcurrent"),
+    ("ready_replicas", "Engine pods that serve.", "readyReplicas"),
+)
+
+
+class Metrics:
+    """All series of the process, in a registry of its own."""
+
+    def __init__(self) -> None:
+        # When each counter began is of no use here and doubles the page.
+        disable_created_metrics()
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._pools = _PoolCollector()
+        self.registry.register(self._pools)
+        info = Gauge(
+            "ballonet_build_info", "Version of the operator.", ["version"], registry=self.registry
+        )
+        info.labels(__version__).set(1)
+        self._passes = self._counter("ballonet_reconcile", "Passes over pools.", "result")
+        self._errors = self._counter("ballonet_reconcile_errors", "Failed passes.", "reason")
+        self._seconds = self._histogram("ballonet_reconcile_duration_seconds", "Length of passes.")
+        self._waited = self._histogram(
+            "workqueue_queue_duration_seconds", "Time from due to taken.", "name"
+        ).labels("pool")
+        self._worked = self._histogram(
+            "workqueue_work_duration_seconds", "Time from taken to given back.", "name"
+        ).labels("pool")
+        self._leader = Gauge(
+            "ballonet_leader", "1 while this process may reconcile.", registry=self.registry
+        )
+        self._restarts = self._counter("ballonet_watch_restarts", "Watches that had to start anew.")
+
+    def attach(self, queue: WorkQueue[PoolKey]) -> None:
+        """Export the state of the work queue."""
+        self.registry.register(_QueueCollector(queue))
+
+    def leads(self, leads: bool) -> None:
+        """Say whether this process may reconcile."""
+        self._leader.set(int(leads))
+
+    def watch_restarted(self) -> None:
+        """Count a watch that ended with an error."""
+        self._restarts.inc()
+
+    def waited(self, seconds: float) -> None:
+        """Observe how long a key waited in the queue."""
+        self._waited.observe(seconds)
+
+    def passed(self, seconds: float, error: BaseException | None) -> None:
+        """Count one pass and how it ended."""
+        self._passes.labels("success" if error is None else "error").inc()
+        if error is not None:
+            self._errors.labels(error_word(error)).inc()
+        self._seconds.observe(seconds)
+        self._worked.observe(seconds)
+
+    def show_pool(self, key: PoolKey, status: Json) -> None:
+        """Export a pool's status from now on."""
+        self._pools.statuses[key] = status
+
+    def forget_pool(self, key: PoolKey) -> None:
+        """Remove all series of a pool."""
+        self._pools.statuses.pop(key, None)
+
+    def page(self) -> bytes:
+        """Return the page in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(name, text, labels, registry=self.registry, buckets=_SECONDS)
+
+
+def error_word(error: BaseException) -> str:
+    """Return a word of few values for what went wrong."""
+    if not isinstance(error, ApiError):
+        return "Timeout" if isinstance(error, TimeoutError) else "InternalError"
+    if error.unreachable:
+        return "Unreachable"
+    return "SchemaMismatch" if error.schema_mismatch else f"Api{error.status}"
+
+
+class _PoolCollector(Collector):
+    """Makes the series of all pools from their last status."""
+
+    def __init__(self) -> None:
+        self.statuses: dict[PoolKey, Json] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["namespace", "name"]
+        for name, text, path in _POOL_GAUGES:
+            gauge = GaugeMetricFamily(f"ballonet_pool_{name}", text, labels=labels)
+            for key, status in self.statuses.items():
+                value = _at(status, path)
+                if value is not None:
+                    gauge.add_metric(list(key), value)
+            yield gauge
+        conditions = GaugeMetricFamily(
+            "ballonet_pool_condition",
+            "1 for the status that a condition has, else 0.",
+            labels=[*labels, "type", "status"],
+        )
+        for key, status in self.statuses.items():
+            for condition in status.get("conditions", []):
+                for word in Status:
+                    is_so = condition["status"] == word
+                    conditions.add_metric([*key, condition["type"], word], int(is_so))
+        yield conditions
+
+
+class _QueueCollector(Collector):
+    """Reads the work queue, under the names that dashboards of other controllers know."""
+
+    def __init__(self, queue: WorkQueue[PoolKey]) -> None:
+        self._queue = queue
+
+    def collect(self) -> Iterator[Metric]:
+        running = self._queue.running_seconds()
+        gauges = (
+            ("depth", "Keys that are due.", self._queue.depth),
+            ("unfinished_work_seconds", "Age of all work in progress.", sum(running)),
+            ("longest_running_processor_seconds", "Age of the oldest.", max(running, default=0)),
+        )
+        for name, text, value in gauges:
+            gauge = GaugeMetricFamily(f"workqueue_{name}", text, labels=["name"])
+            gauge.add_metric(["pool"], value)
+            yield gauge
+        counters = (
+            ("adds", "Keys that became due.", self._queue.adds),
+            ("retries", "Keys that failed and will be tried again.", self._queue.retries),
+        )
+        for name, text, value in counters:
+            counter = CounterMetricFamily(f"workqueue_{name}", text, labels=["name"])
+            counter.add_metric(["pool"], value)
+            yield counter
+
+
+def _at(status: Json, path: str) -> int | None:
+    value: Any = status
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value if isinstance(value, int) else None

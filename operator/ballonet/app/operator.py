@@ -1,0 +1,212 @@
+"""The operator process: its parts put together, started, and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+import structlog
+
+from ballonet import __version__
+from ballonet.api import v1alpha1
+from ballonet.app import logging as app_logging
+from ballonet.app.http import Health, HttpServer
+from ballonet.app.metrics import Metrics
+from ballonet.app.settings import Settings, SettingsError, load
+from ballonet.app.watch import Watch
+from ballonet.app.workers import PASS_SECONDS, Workers
+from ballonet.cluster.client import KubernetesCluster
+from ballonet.cluster.connection import connect
+from ballonet.cluster.events import EventRecorder
+from ballonet.cluster.lease import Lease, LeaseTakenError
+from ballonet.cluster.port import ApiError, Kind
+from ballonet.reconcile.queue import WorkQueue
+from ballonet.reconcile.reconcile import PoolKey, Reconciler
+from ballonet.telemetry.scrape import DirectScrape
+
+CRD: Final = f"{v1alpha1.PLURAL}.{v1alpha1.GROUP}"
+CRD_PERIOD_SECONDS: Final = 5.0
+WATCH_PAUSE_SECONDS: Final = 2.0
+# Passes under way may end by themselves for so long after a signal.
+DRAIN_SECONDS: Final = 8.0
+
+log = structlog.get_logger(__name__)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the operator with settings from flags and environment; return the exit status."""
+    try:
+        settings = load(os.environ, arguments)
+    except SettingsError as error:
+        app_logging.configure(Settings().log_level, Settings().log_format)
+        log.error("Settings cannot be used", error=str(error))
+        return 2
+    return run(settings)
+
+
+def run(settings: Settings) -> int:
+    """Run until SIGTERM or SIGINT (0), or until the Lease is lost or something breaks (1)."""
+    app_logging.configure(settings.log_level, settings.log_format)
+    log.info("Starting", version=__version__, **settings.model_dump(mode="json"))
+    try:
+        return asyncio.run(Operator(settings).run())
+    except LeaseTakenError as error:
+        log.error("Stopped because another operator took over", error=str(error))
+    except Exception:
+        log.exception("Stopped because of an error")
+    return 1
+
+
+class Operator:
+    """The parts of one process and how they depend on each other."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        login = partial(connect, settings.kube_context)
+        self.metrics = Metrics()
+        self._queue: WorkQueue[PoolKey] = WorkQueue(observe_wait=self.metrics.waited)
+        self.metrics.attach(self._queue)
+        self._login = login
+        self._cluster = KubernetesCluster(login, timeout_seconds=settings.api_timeout_seconds)
+        self._scrape = DirectScrape()
+        self._lease = Lease(
+            self._cluster, settings.namespace, settings.lease_name, settings.identity
+        )
+        self._reconciler = Reconciler(
+            self._cluster,
+            self._scrape,
+            EventRecorder(self._cluster, instance=settings.identity),
+            installation=settings.installation,
+            now=lambda: datetime.now(UTC),
+            monotonic=time.monotonic,
+        )
+        self._workers = Workers(self._queue, self._reconciler.reconcile, self.metrics)
+        self._watch: Watch | None = None
+        self._crd_problem: str | None = f"{CRD} has not been looked for yet"
+        self.http = HttpServer(
+            Health(
+                live=(self._watch_problem, self._pass_problem),
+                ready=(lambda: self._crd_problem, self._list_problem),
+            ),
+            self.metrics.page,
+        )
+
+    async def run(self) -> int:
+        """Run until a signal; see :func:`run`.
+
+        Raises:
+            LeaseTakenError: another operator took the Lease.
+            RuntimeError: there are no credentials for the API server.
+        """
+        # Without credentials at the start there is nothing to wait for.
+        await self._login()
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await self.http.start(*self._settings.address)
+        stopping = asyncio.create_task(stop.wait())
+        leading = asyncio.create_task(self._lead())
+        tasks = {
+            stopping,
+            leading,
+            asyncio.create_task(self._keep_watching()),
+            asyncio.create_task(self._resync()),
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            log.info("Stopping")
+            self._queue.stop()
+            # The watch ends at the same time: it takes seconds too.
+            for task in tasks - {leading}:
+                task.cancel()
+            if self._lease.held:
+                await asyncio.wait({leading}, timeout=DRAIN_SECONDS)
+            return 0
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._lease.release()
+            await self.http.close()
+            await self._scrape.close()
+            await self._cluster.close()
+            log.info("Stopped")
+
+    async def _lead(self) -> None:
+        """Work while the Lease is held; end when the queue is stopped."""
+        while True:
+            await self._lease.acquire()
+            self.metrics.leads(True)
+            working = asyncio.create_task(self._workers.run(self._settings.workers))
+            keeping = asyncio.create_task(self._lease.keep())
+            try:
+                await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self.metrics.leads(False)
+                for task in (working, keeping):
+                    task.cancel()
+                await asyncio.wait({working, keeping})
+            for task in (working, keeping):
+                if not task.cancelled():
+                    task.result()
+            if not working.cancelled():
+                return
+
+    async def _keep_watching(self) -> None:
+        """Watch, and begin anew when a watch ends: the first list names every pool again."""
+        while True:
+            await self._await_crd()
+            self._watch = Watch(self._settings, self._login, self._queue.add)
+            try:
+                await self._watch.run()
+            except Exception as error:
+                self.metrics.watch_restarted()
+                log.warning("Watch ended, starting anew", error=repr(error))
+            await asyncio.sleep(WATCH_PAUSE_SECONDS)
+
+    async def _await_crd(self) -> None:
+        while True:
+            try:
+                if await self._cluster.serves(Kind.POOL):
+                    self._crd_problem = None
+                    return
+                self._crd_problem = (
+                    f"{CRD} in version {v1alpha1.VERSION} is not served: apply the CRD"
+                )
+            except ApiError as error:
+                self._crd_problem = f"the API server cannot be asked for {CRD}: {error}"
+            log.warning("Waiting for the CRD", problem=self._crd_problem)
+            await asyncio.sleep(CRD_PERIOD_SECONDS)
+
+    async def _resync(self) -> None:
+        """Name every pool now and then: a watch that went silent costs minutes, not for ever."""
+        while True:
+            await asyncio.sleep(self._settings.resync_seconds)
+            for namespace in self._settings.namespaces or (None,):
+                with contextlib.suppress(ApiError):
+                    for pool in await self._cluster.list(Kind.POOL, namespace):
+                        meta = pool["metadata"]
+                        self._queue.add(PoolKey(meta["namespace"], meta["name"]))
+
+    # --- health -----------------------------------------------------------------------------------
+
+    def _watch_problem(self) -> str | None:
+        return self._watch.problem() if self._watch is not None else None
+
+    def _pass_problem(self) -> str | None:
+        longest = max(self._queue.running_seconds(), default=0)
+        return f"a pass has taken {longest:.0f} s" if longest > 2 * PASS_SECONDS else None
+
+    def _list_problem(self) -> str | None:
+        listed = self._watch is not None and self._watch.listed
+        return None if listed else "the first lists are not complete"
