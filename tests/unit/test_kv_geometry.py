@@ -198,3 +198,42 @@ def test_ranks_that_cannot_share_the_model_are_refused(
 def test_tensor_sizes_are_those_that_are_not_refused() -> None:
     geometry = parse_config(config(num_attention_heads=40, num_key_value_heads=8, hidden_size=5120))
     assert tensor_sizes(geometry, 40) == (1, 2, 4, 8, 40)
+
+
+@pytest.mark.parametrize(
+    ("changes", "longest"),
+    [
+        ({}, 131072),
+        ({"max_position_embeddings": ...}, None),
+        ({"seq_length": 8192}, 8192),
+        ({"model_max_length": 262144}, 262144),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131072),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 262144),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 1.5}}, 196608),
+        # Qwen's own advice for long prompts: older vLLM multiplies, 0.32 does not.
+        (
+            {
+                "max_position_embeddings": 40960,
+                "rope_scaling": {
+                    **{"rope_type": "yarn", "factor": 4.0},
+                    "original_max_position_embeddings": 32768,
+                },
+            },
+            None,
+        ),
+        (
+            {
+                "rope_scaling": {
+                    **{"rope_type": "yarn", "factor": 4.0},
+                    "original_max_position_embeddings": 32768,
+                }
+            },
+            131072,
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": "two"}}, None),
+    ],
+)
+def test_the_longest_sequence_is_what_every_version_accepts(
+    changes: dict[str, Any], longest: int | None
+) -> None:
+    assert parse_config(config(**changes)).max_position_tokens == longest

@@ -2,87 +2,44 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Final, NamedTuple
 
 from ballonet.api.conditions import Reason
 from ballonet.api.v1alpha1 import KvCacheType
-from ballonet.catalog.flags import vllm_flag_ranges, vllm_sampled_versions
-from ballonet.engines.base import Gates, UserArguments
+from ballonet.engines.base import Gates
+from ballonet.engines.vllm_arguments import user_arguments
+from ballonet.engines.vllm_versions import (
+    NEWEST,
+    OLDEST,
+    Version,
+    flags,
+    is_known,
+    parse_version,
+)
+
+__all__ = [
+    "METRICS",
+    "NEWEST",
+    "OLDEST",
+    "PORT",
+    "START_FAILURES",
+    "MetricNames",
+    "StartFailure",
+    "Version",
+    "default_batched_tokens",
+    "default_block_tokens",
+    "default_image",
+    "flags",
+    "is_known",
+    "metric_names",
+    "next_graph_size",
+    "parse_version",
+    "render_args",
+    "user_arguments",
+]
 
 PORT: Final = 8000
-
-
-class Version(NamedTuple):
-    """A vLLM version; ``final`` is 0 for what came before the release of that number."""
-
-    major: int
-    minor: int
-    patch: int
-    final: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.major}.{self.minor}.{self.patch}"
-
-
-OLDEST: Final = Version(0, 10, 2)
-NEWEST: Final = Version(0, 33, 0)
-_VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})\.(\d{1,4})(.*)")
-_BEFORE_RELEASE: Final = re.compile(r"[.\-]?(a|b|rc|dev)\d*", re.IGNORECASE)
-
-
-def parse_version(text: str) -> Version:
-    """Return the version of a text such as ``0.32.0``, ``0.20.1rc2`` or ``0.32.0+cpu``.
-
-    Raises:
-        ValueError: the text is no version.
-    """
-    match = _VERSION.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text[:40]!r} is not a vLLM version: write for example {NEWEST}")
-    numbers = (int(match[1]), int(match[2]), int(match[3]))
-    return Version(*numbers, 0 if _BEFORE_RELEASE.match(match[4]) else 1)
-
-
-def is_known(version: str) -> bool:
-    """Return whether the flags of this version are known: 0.10.2 to any patch of 0.33."""
-    try:
-        parsed = parse_version(version)
-    except ValueError:
-        return False
-    return parsed >= OLDEST and parsed[:2] <= NEWEST[:2]
-
-
-@cache
-def _neighbours(version: str) -> tuple[Version, ...]:
-    parsed = parse_version(version)
-    sampled = [parse_version(text) for text in vllm_sampled_versions()]
-    if parsed in sampled:
-        return (parsed,)
-    below = [v for v in sampled if v < parsed]
-    above = [v for v in sampled if v > parsed]
-    return (*below[-1:], *above[:1])
-
-
-@cache
-def flags(version: str) -> frozenset[str]:
-    """Return the flags that this version surely takes.
-
-    A version between two sampled ones takes a flag only if both have it; a patch after the newest
-    sampled one is taken to be like it.
-    """
-    near = _neighbours(version)
-    return frozenset(
-        flag
-        for flag, ranges in vllm_flag_ranges().items()
-        if all(
-            any(parse_version(first) <= v <= parse_version(last) for first, last in ranges)
-            for v in near
-        )
-    )
 
 
 def default_image(version: str) -> str:
@@ -115,51 +72,69 @@ def next_graph_size(sequences: int) -> int:
 def render_args(gates: Gates, version: str) -> tuple[str, ...]:
     """Return the arguments after ``vllm serve MODEL`` that carry these limits.
 
+    Limits that a version has no flag for and that have another carrier are left to it (the engine
+    limit before 0.31 is ``--max-num-seqs``).
+
     Raises:
-        ValueError: the version takes no flag for a limit that is set.
+        ValueError: the version takes no flag for a limit that is set, or the limits fight; names
+            both and what to do.
     """
     known = flags(version)
-    out: list[str] = []
-
-    def put(flag: str, value: object | None = None) -> None:
-        if flag not in known:
-            raise ValueError(f"vLLM {version} has no {flag}")
-        out.extend((flag,) if value is None else (flag, str(value)))
-
-    put("--host", "0.0.0.0")  # noqa: S104 - the pod's own network namespace
-    put("--port", PORT)
-    if gates.served_names:
-        put("--served-model-name")
-        out.extend(gates.served_names)
-    if gates.revision is not None:
-        put("--revision", gates.revision)
-    put("--max-model-len", gates.max_model_len)
-    put("--max-num-seqs", gates.max_num_seqs)
-    if "--max-num-active-seqs" in known:
-        put("--max-num-active-seqs", gates.max_concurrent)
-    put("--max-num-batched-tokens", gates.max_batched_tokens)
-    if gates.queue_limit is not None:
-        put("--max-num-queued-reqs", gates.queue_limit)
-    if gates.block_tokens is not None:
-        put("--block-size", gates.block_tokens)
-    if gates.kv_cache_type is not KvCacheType.AUTO:
-        put(
-            "--kv-cache-dtype",
-            {KvCacheType.BF16: "bfloat16", KvCacheType.FP8: "fp8"}[gates.kv_cache_type],
+    if gates.max_batched_tokens < gates.max_num_seqs:
+        raise ValueError(
+            f"{gates.max_batched_tokens} tokens a step are fewer than {gates.max_num_seqs} "
+            "sequences; raise spec.sequence.maxBatchedTokens"
         )
-    put("--enable-prefix-caching" if gates.prefix_caching else "--no-enable-prefix-caching")
-    if gates.memory_percent is not None:
-        put("--gpu-memory-utilization", f"0.{gates.memory_percent:02}")
-    if gates.kv_cache_memory_bytes is not None:
-        put("--kv-cache-memory-bytes", gates.kv_cache_memory_bytes)
-    put("--tensor-parallel-size", gates.tensor)
-    put("--pipeline-parallel-size", gates.pipeline)
-    return tuple(out)
+    limits: list[tuple[str, tuple[object, ...]]] = [
+        ("--host", ("0.0.0.0",)),  # noqa: S104 - the pod's own network namespace
+        ("--port", (PORT,)),
+        ("--served-model-name", gates.served_names),
+        ("--revision", _given(gates.revision)),
+        ("--max-model-len", (gates.max_model_len,)),
+        ("--max-num-seqs", (gates.max_num_seqs,)),
+    ]
+    if "--max-num-active-seqs" in known:
+        limits.append(("--max-num-active-seqs", (gates.max_concurrent,)))
+    elif gates.max_concurrent != gates.max_num_seqs:
+        raise ValueError(
+            f"vLLM {version} has one flag for both: give {gates.max_concurrent} as max_num_seqs"
+        )
+    limits += [
+        ("--max-num-batched-tokens", (gates.max_batched_tokens,)),
+        ("--max-num-queued-reqs", _given(gates.queue_limit)),
+        ("--block-size", _given(gates.block_tokens)),
+        ("--kv-cache-dtype", _KV_CACHE_DTYPES[gates.kv_cache_type]),
+        ("--gpu-memory-utilization", _fraction(gates.memory_percent)),
+        ("--kv-cache-memory-bytes", _given(gates.kv_cache_memory_bytes)),
+        ("--tensor-parallel-size", (gates.tensor,)),
+        ("--pipeline-parallel-size", (gates.pipeline,)),
+    ]
+    arguments = []
+    for flag, values in limits:
+        if not values:
+            continue
+        if flag not in known:
+            raise ValueError(
+                f"vLLM {version} has no {flag}; use a version that has it or leave the field out"
+            )
+        arguments += [flag, *(str(value) for value in values)]
+    no = "" if gates.prefix_caching else "no-"
+    return (*arguments, f"--{no}enable-prefix-caching")
 
 
-def user_arguments(args: Sequence[str], env: Mapping[str, str], version: str) -> UserArguments:
-    """Return which of a user's own arguments and variables are refused or not planned for."""
-    return UserArguments()
+_KV_CACHE_DTYPES: Final[dict[KvCacheType, tuple[str, ...]]] = {
+    KvCacheType.AUTO: (),
+    KvCacheType.BF16: ("bfloat16",),
+    KvCacheType.FP8: ("fp8",),
+}
+
+
+def _given(value: object | None) -> tuple[object, ...]:
+    return () if value is None else (value,)
+
+
+def _fraction(percent: int | None) -> tuple[str, ...]:
+    return () if percent is None else (f"{percent // 100}.{percent % 100:02}",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,23 +148,109 @@ class MetricNames:
     preemptions: str = "vllm:num_preemptions_total"
 
 
-def metric_names(version: str) -> MetricNames:
-    """Return the names of the series of a version."""
-    return MetricNames()
+METRICS: Final = MetricNames()
+
+
+def metric_names(version: str) -> MetricNames:  # noqa: ARG001 - part of every engine module
+    """Return the names of the series of a version; the same from 0.10.2 to 0.33."""
+    return METRICS
 
 
 class StartFailure(NamedTuple):
-    """Words of an engine that did not start, and what they mean."""
+    """Words of an engine that did not start, and what they mean.
+
+    Attributes:
+        pattern: regular expression, searched for in the whole log; the cause often stands far
+            above the last error.
+        reason: the reason when the engine itself refuses; None leaves what the pod's state says.
+        advice: what to do next.
+    """
 
     pattern: str
     reason: Reason | None
     advice: str
 
 
+_REFUSED: Final = Reason.ENGINE_REFUSED_TO_START
+# The first that is found counts: precise causes before their consequences.
 START_FAILURES: Final[tuple[StartFailure, ...]] = (
     StartFailure(
+        r"libnuma\.so\.1",
+        None,
+        "the image lacks the library libnuma1; install it in the image",
+    ),
+    StartFailure(
+        r"VLLM_PORT.*appears to be a URI",
+        None,
+        "a Service named vllm sets VLLM_PORT; keep enableServiceLinks off and rename the Service",
+    ),
+    StartFailure(
+        r"unrecognized arguments:?|ambiguous option:?",
+        None,
+        "an argument is not known to the engine in the image; compare spec.engine.version with the "
+        "image and correct spec.engine.args",
+    ),
+    StartFailure(
+        r"error: argument ",
+        None,
+        "the engine does not accept a value; correct spec.engine.args",
+    ),
+    StartFailure(
         r"To serve at least one request with the model's max seq len",
-        Reason.ENGINE_REFUSED_TO_START,
-        "lower spec.sequence.maxTokens or give more KV memory",
+        _REFUSED,
+        "lower spec.sequence.maxTokens to the estimated length, or give the engine more KV memory",
+    ),
+    StartFailure(
+        r"No available memory for the cache blocks",
+        _REFUSED,
+        "raise spec.accelerator.memoryPercent or spec.parallelism.tensor, or use a larger device",
+    ),
+    StartFailure(
+        r"Free memory on device .* is less than desired GPU memory utilization",
+        _REFUSED,
+        "something else uses the device; free it or lower spec.accelerator.memoryPercent",
+    ),
+    StartFailure(
+        r"(CUDA|HIP) out of memory|torch\.OutOfMemoryError",
+        _REFUSED,
+        "the model does not fit the device; lower spec.accelerator.memoryPercent or "
+        "spec.budget.kvCacheMemoryPerRank, or raise spec.parallelism.tensor",
+    ),
+    StartFailure(
+        r"User-specified max_model_len .* is greater than the derived max_model_len",
+        _REFUSED,
+        "the model was made for shorter sequences; lower spec.sequence.maxTokens",
+    ),
+    StartFailure(
+        r"Total number of attention heads .* must be divisible by tensor parallel size",
+        _REFUSED,
+        "choose spec.parallelism.tensor so that it divides the attention heads",
+    ),
+    StartFailure(
+        r"No common block size for ",
+        _REFUSED,
+        "set spec.sequence.blockTokens to a multiple of what the attention kernels need",
+    ),
+    StartFailure(
+        r"FP8 KV cache on CPU requires |fp8.* KV cache.* not supported",
+        _REFUSED,
+        "the device cannot keep an FP8 cache; set spec.sequence.kvCacheType to BF16",
+    ),
+    StartFailure(
+        r"Cannot access gated repo|401 Client Error",
+        None,
+        "the hub refuses the model; give the pod a token through spec.engine.podTemplate",
+    ),
+    StartFailure(
+        r"Invalid repository ID or local directory specified"
+        r"|does not appear to have a file named config\.json"
+        r"|is not a local folder and is not a valid model identifier",
+        None,
+        "the model is not where it was looked for; check spec.model.name and spec.model.claim",
+    ),
+    StartFailure(
+        r"No space left on device",
+        None,
+        "a volume of the pod is full; give the model cache or /dev/shm more room",
     ),
 )

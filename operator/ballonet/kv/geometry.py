@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Final
 
 from ballonet.kv.units import format_bytes
@@ -35,7 +36,14 @@ _HEAD_DIM: Final = ("head_dim", "kv_channels", "hidden_size_per_head", "attentio
 _HIDDEN: Final = ("hidden_size", "n_embd", "d_model", "dim")
 _INTERMEDIATE: Final = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
 _VOCAB: Final = ("vocab_size", "padded_vocab_size")
-_POSITIONS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_POSITIONS: Final = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    *("max_sequence_length", "max_seq_length", "seq_len"),
+)
+# Kinds of position scaling after which the config already gives the longest sequence, and those
+# that vLLM's versions read differently.
+_SCALED_ALREADY: Final = frozenset(("default", "su", "longrope", "llama3", "mrope"))
+_SCALED_BY_VERSION: Final = frozenset(("yarn", "deepseek_yarn", "deepseek_llama_scaling"))
 _TEXT_CONFIGS: Final = ("text_config", "language_config", "llm_config", "thinker_config")
 _ENCODERS: Final = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower")
 _ENCODER_TYPES: Final = re.compile(r"(_vl|_vl_moe|_omni|llava.*|_v|_audio)$")
@@ -127,7 +135,8 @@ class ModelGeometry:
         kv_heads: key/value heads of one layer, over all ranks.
         intermediate: width of the MLP, or of all experts of one token; None when not given.
         dtype: number format of the checkpoint.
-        max_position_tokens: longest sequence that the model was made for.
+        max_position_tokens: longest sequence that vLLM accepts for the model; None where that
+            depends on the version or is not given.
         parameters: number of parameters worked out from the shape; None for families whose shape
             is not known.
         quantization: method that the checkpoint declares for its weights.
@@ -203,7 +212,7 @@ def parse_config(text: str) -> ModelGeometry:
         intermediate=_working_width(config),
         vocab=vocab,
         dtype=_dtype(config, outer),
-        max_position_tokens=_optional(config, _POSITIONS, 2**40),
+        max_position_tokens=_longest(config),
         parameters=_parameters(
             config,
             model_type=model_type,
@@ -359,6 +368,27 @@ def _kv_heads(config: Mapping[str, Any], model_type: str, heads: int) -> int:
             "num_key_value_heads", kv_heads, f"must divide the {heads} attention heads"
         )
     return kv_heads
+
+
+def _longest(config: Mapping[str, Any]) -> int | None:
+    """Return the longest sequence by vLLM's rule (config/model.py): least key, then scaling."""
+    own = _optional(config, ("model_max_length",), 2**40)
+    given = [_optional(config, (key,), 2**40) for key in _POSITIONS]
+    positions = own or min((value for value in given if value is not None), default=None)
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if positions is None or not isinstance(scaling, dict):
+        return positions
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    factor = scaling.get("factor", 1)
+    if kind in _SCALED_ALREADY or any(isinstance(part, dict) for part in scaling.values()):
+        return positions
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= 1024:
+        return None
+    if kind in _SCALED_BY_VERSION:
+        original = scaling.get("original_max_position_embeddings")
+        agree = isinstance(original, int) and original * factor == positions
+        return positions if agree else None
+    return int(positions * Fraction(str(factor)))
 
 
 def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> str:

@@ -1,0 +1,402 @@
+"""Screening of a user's own vLLM arguments and variables.
+
+Arguments given later win in vLLM, so a flag that carries one of our limits must not come in by any
+door: not by another spelling, an abbreviation, an alias, a configuration file, a variable or a
+``$(VARIABLE)`` that the kubelet expands. Flags that change layout or memory in a way that is not
+planned for are let through and named. What the version does not know is refused, because the
+engine would end at start, again and again.
+
+The reading of spellings follows vLLM's argument parser (argparse with abbreviations, underscores
+as dashes in long flags, ``--flag.key`` for JSON).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from ballonet.catalog.flags import vllm_switches
+from ballonet.catalog.lookup import suggest
+from ballonet.engines.base import UserArguments
+from ballonet.engines.vllm_versions import lifetime, possible_flags
+
+_LISTEN: Final = "leave it out: the pod serves plain HTTP on port 8000"
+_LIMIT: Final = (
+    "leave it out: the limit follows from spec.topologies, spec.reservedSlots and spec.sequence"
+)
+_DEVICES: Final = "leave it out: the cluster gives the devices"
+
+# Flags that carry what Ballonet decides, with what to do instead. Each flag that render_args can
+# write in any version stands here.
+OWNED: Final[Mapping[str, str]] = {
+    "--host": _LISTEN,
+    "--port": _LISTEN,
+    "--uds": _LISTEN,
+    "--grpc": _LISTEN,
+    "--grpc-port": _LISTEN,
+    "--headless": _LISTEN,
+    "--ssl-keyfile": _LISTEN,
+    "--ssl-certfile": _LISTEN,
+    "--ssl-ca-certs": _LISTEN,
+    "--ssl-cert-reqs": _LISTEN,
+    "--ssl-ciphers": _LISTEN,
+    "--enable-ssl-refresh": _LISTEN,
+    "--model": "set spec.model.name or spec.model.claim",
+    "--served-model-name": "set spec.model.servedNames",
+    "--revision": "set spec.model.revision",
+    "--max-model-len": "set spec.sequence.maxTokens",
+    "--max-num-seqs": _LIMIT,
+    "--max-num-active-seqs": _LIMIT,
+    "--max-num-batched-tokens": "set spec.sequence.maxBatchedTokens",
+    "--max-num-queued-reqs": "set spec.admission.queue",
+    "--watermark": "leave it out: spec.budget.safetyPercent is the headroom",
+    "--block-size": "set spec.sequence.blockTokens",
+    "--kv-cache-dtype": "set spec.sequence.kvCacheType",
+    "--enable-prefix-caching": "set spec.sequence.prefixCaching",
+    "--gpu-memory-utilization": "set spec.accelerator.memoryPercent",
+    "--device-memory-utilization": "set spec.accelerator.memoryPercent",
+    "--kv-cache-memory-bytes": "set spec.budget.kvCacheMemoryPerRank",
+    "--tensor-parallel-size": "set spec.parallelism.tensor",
+    "--pipeline-parallel-size": "set spec.parallelism.pipeline",
+    "--device": "set spec.accelerator.type",
+    "--device-ids": _DEVICES,
+    "--disable-log-stats": "leave it out: without these metrics the plan cannot be verified",
+    "--config": "write its flags into spec.engine.args one by one",
+    "--help": "leave it out: the engine would print help and end",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Unplanned:
+    """Flags of one subject; with values, only those values (or any but them) count."""
+
+    subject: str
+    flags: re.Pattern[str]
+    only: frozenset[str] = frozenset()
+    but: frozenset[str] = frozenset()
+
+    def counts(self, value: str | None) -> bool:
+        if self.only:
+            return value is None or value.lower() in self.only
+        return value is None or value.lower() not in self.but
+
+
+def _unplanned(
+    subject: str, flags: str, *, only: Iterable[str] = (), but: Iterable[str] = ()
+) -> _Unplanned:
+    return _Unplanned(subject, re.compile(flags), frozenset(only), frozenset(but))
+
+
+UNPLANNED: Final = (
+    _unplanned(
+        "speculative decoding",
+        r"--(speculative-config|spec-(method|model|tokens)|num-lookahead-slots|diffusion-config)",
+    ),
+    _unplanned("quantization of the weights", r"--quantization(-config)?"),
+    _unplanned(
+        "the number format",
+        r"--dtype",
+        but=("auto", "half", "float16", "bfloat16"),
+    ),
+    _unplanned("quantization of the weights", r"--load-format", only=("bitsandbytes", "gguf")),
+    _unplanned(
+        "another shape of the model",
+        r"--(hf-overrides|hf-config-path|model-class-overrides|engram-config|mm-encoder-only)",
+    ),
+    _unplanned(
+        "another use of the model",
+        r"--(runner|convert|task)",
+        but=("auto", "generate", "none"),
+    ),
+    _unplanned(
+        "state-space caches",
+        r"--(mamba-.*|enable-mamba-.*|use-replayssm|replayssm-.*)",
+    ),
+    _unplanned("adapters", r"--(.*\blora.*|.*prompt-adapter.*|.*loras.*)"),
+    _unplanned(
+        "weights outside the device", r"--(cpu-offload-.*|offload-.*|weight-transfer-config)"
+    ),
+    _unplanned(
+        "KV cache outside the device",
+        r"--(kv-transfer-config|kv-offloading-.*|ec-(transfer|manager)-config)",
+    ),
+    _unplanned(
+        "expert parallelism",
+        r"--(enable-expert-parallel|enable-eplb|eplb-.*|num-redundant-experts|enable-elastic-ep"
+        r"|elastic-ep-.*|enable-ep-weight-filter|expert-placement-strategy|all2all-backend)",
+    ),
+    _unplanned("data parallelism", r"--(data-parallel-.*|dp-.*|enable-scale-out)"),
+    _unplanned(
+        "context parallelism",
+        r"--((decode|prefill)-context-parallel-size|dcp-.*|cp-kv-cache-interleave-size)",
+    ),
+    _unplanned("engines over several nodes", r"--(nnodes|node-rank|master-(addr|port))"),
+    _unplanned(
+        "another cache layout",
+        r"--(kv-cache-dtype-skip-layers|num-gpu-blocks-override|kv-sharing-fast-prefill)",
+    ),
+    _unplanned(
+        "device memory beside model and cache",
+        r"--(enable-sleep-mode|sleep-.*|enable-cumem-allocator|enable-dbo|dbo-.*|ubatch-size"
+        r"|mm-ipc-gpu-memory-gb)",
+    ),
+    _unplanned(
+        "code that may change anything",
+        r"--(worker-cls|worker-extension-cls|scheduler-cls|additional-config)",
+    ),
+)
+
+# Short flags; vLLM's parser has the same ones in all versions that have the long flag.
+SHORT: Final[Mapping[str, str]] = {
+    "-h": "--help",
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-q": "--quantization",
+    "-n": "--nnodes",
+    "-r": "--node-rank",
+    "-dcp": "--decode-context-parallel-size",
+    "-pcp": "--prefill-context-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-dpn": "--data-parallel-rank",
+    "-dpr": "--data-parallel-start-rank",
+    "-dpl": "--data-parallel-size-local",
+    "-dpa": "--data-parallel-address",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpb": "--data-parallel-backend",
+    "-dph": "--data-parallel-hybrid-lb",
+    "-dpe": "--data-parallel-external-lb",
+    "-dpm": "--data-parallel-multi-port-external-lb",
+    "-ep": "--enable-expert-parallel",
+    "-sc": "--speculative-config",
+    "-dc": "--diffusion-config",
+    "-cc": "--compilation-config",
+    "-ac": "--attention-config",
+    "-asc": "--api-server-count",
+}
+_SHORT_WITH_VALUE_ATTACHED: Final = frozenset(flag for flag in SHORT if len(flag) == 2)
+
+_OWNED_VARIABLES: Final[Mapping[str, str]] = {
+    "VLLM_PORT": "leave it out: it moves the engine's own ports",
+    "VLLM_CPU_KVCACHE_SPACE": "set spec.budget.kvCacheMemoryPerRank",
+    "VLLM_PP_LAYER_PARTITION": "leave it out: layers are spread evenly over the stages",
+    "VLLM_SERVER_DEV_MODE": "leave it out: it opens calls that drop the cache or stop the engine",
+    "VLLM_MODEL_REDIRECT_PATH": "set spec.model.name or spec.model.claim",
+    "CUDA_VISIBLE_DEVICES": _DEVICES,
+    "NVIDIA_VISIBLE_DEVICES": _DEVICES,
+    "HIP_VISIBLE_DEVICES": _DEVICES,
+    "ROCR_VISIBLE_DEVICES": _DEVICES,
+}
+_UNPLANNED_VARIABLES: Final = (
+    (re.compile(r"VLLM_USE_V1"), "another generation of the engine"),
+    (re.compile(r"VLLM_DP_.*|VLLM_RAY_DP_.*"), "data parallelism"),
+    (re.compile(r"VLLM_ELASTIC_EP_.*"), "expert parallelism"),
+    (re.compile(r"VLLM_ALLOW_RUNTIME_LORA_UPDATING|VLLM_LORA_RESOLVER_.*"), "adapters"),
+    (re.compile(r"VLLM_HUMMING_.*_QUANT_CONFIG"), "quantization of the weights"),
+    (
+        re.compile(
+            r"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS|VLLM_ENABLE_STARTUP_PLAN"
+            r"|VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE"
+        ),
+        "device memory beside model and cache",
+    ),
+)
+_ARGUMENT_VARIABLES: Final = re.compile(r"VLLM_([A-Z0-9_]+_)?ARGS")
+_NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
+_REFERENCE: Final = re.compile(r"\$(\$|\(([^()]*)\))")
+
+
+def user_arguments(args: Sequence[str], env: Mapping[str, str], version: str) -> UserArguments:
+    """Return what is refused and what is not planned for in a user's arguments and variables.
+
+    Args:
+        args: arguments as they stand in spec.engine.args; they follow our own.
+        env: variables of spec.engine.env (and of the pod template, as far as they are plain).
+        version: vLLM version; one that is not known is refused elsewhere and screened here by the
+            flags of its neighbours.
+
+    Raises:
+        ValueError: the version is no version.
+    """
+    refused: list[str] = []
+    unplanned: list[str] = []
+    for name, value in env.items():
+        _screen_variable(name, value, refused=refused, unplanned=unplanned)
+        if _ARGUMENT_VARIABLES.fullmatch(name):
+            try:
+                words = shlex.split(value)
+            except ValueError:
+                refused.append(f"{name} cannot be split into arguments; use spec.engine.args")
+                continue
+            _screen(words, env, version, refused=refused, unplanned=unplanned, place=f"{name}: ")
+    _screen(args, env, version, refused=refused, unplanned=unplanned)
+    return UserArguments(tuple(dict.fromkeys(refused)), tuple(dict.fromkeys(unplanned)))
+
+
+def _screen_variable(name: str, value: str, *, refused: list[str], unplanned: list[str]) -> None:
+    if name in _OWNED_VARIABLES:
+        refused.append(f"variable {name} is refused; {_OWNED_VARIABLES[name]}")
+        return
+    for pattern, subject in _UNPLANNED_VARIABLES:
+        if pattern.fullmatch(name):
+            unplanned.append(
+                f"variable {name}={value} brings in {subject}, which is not planned for"
+            )
+
+
+def _screen(
+    args: Sequence[str],
+    env: Mapping[str, str],
+    version: str,
+    *,
+    refused: list[str],
+    unplanned: list[str],
+    place: str = "",
+) -> None:
+    seen_flag = False
+    for index, written in enumerate(args):
+        word, unresolved = _expand(written, env)
+        flag, equals, value = word.partition("=")
+        if unresolved and (not word.startswith("-") or "$(" in flag):
+            refused.append(
+                f"{place}{written!r} is filled in only in the pod and could become any flag; write "
+                "it as --flag=$(VARIABLE)"
+            )
+            seen_flag = True
+            continue
+        if not _looks_like_flag(word):
+            if not seen_flag:
+                refused.append(f"{place}{written!r} stands before any flag; begin with the flag")
+                seen_flag = True
+            continue
+        seen_flag = True
+        following = args[index + 1] if index + 1 < len(args) else None
+        given = value if equals else following
+        verdict = _judge(flag, written, given, version)
+        if verdict is not None:
+            (refused if verdict.refused else unplanned).append(f"{place}{verdict.sentence}")
+
+
+def _expand(word: str, env: Mapping[str, str]) -> tuple[str, bool]:
+    """Return a word as the kubelet will write it, and whether a reference stays open."""
+    unresolved = False
+
+    def fill(match: re.Match[str]) -> str:
+        nonlocal unresolved
+        if match[1] == "$":
+            return "$"
+        if match[2] in env:
+            value = env[match[2]]
+            unresolved = unresolved or "$(" in value
+            return value
+        unresolved = True
+        return match[0]
+
+    return _REFERENCE.sub(fill, word), unresolved
+
+
+def _looks_like_flag(word: str) -> bool:
+    return word.startswith("-") and word != "-" and not _NEGATIVE_NUMBER.fullmatch(word)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    sentence: str
+    refused: bool
+
+
+def _judge(flag: str, written: str, value: str | None, version: str) -> _Verdict | None:
+    spelled = written.partition("=")[0]
+    if flag == "--":
+        return _Verdict("'--' is refused: what follows it would be no flag", refused=True)
+    if any(character.isspace() for character in flag):
+        return _Verdict(
+            f"{written!r} holds a blank; write flag and value as two entries or with '='",
+            refused=True,
+        )
+    if flag.startswith("-O"):  # levels of optimization, in all their forms
+        return None
+    head = flag.split(".", 1)[0]  # what follows is a key of a JSON value
+    name = head.replace("_", "-") if flag.startswith("--") else head
+    meant = _meant(name, version)
+    if len(meant) == 1:
+        (option,) = meant
+        return _judge_option(option, spelled, value)
+    if meant:
+        several = ", ".join(sorted(meant)[:4])
+        return _Verdict(f"{spelled} could mean {several}; write the whole flag", refused=True)
+    return _Verdict(_unknown(name, spelled, version), refused=True)
+
+
+def _judge_option(option: str, spelled: str, value: str | None) -> _Verdict | None:
+    flag = _base(option)
+    shown = flag if spelled == flag else f"{spelled} ({flag})"
+    if flag in OWNED:
+        return _Verdict(f"{shown} is set by Ballonet; {OWNED[flag]}", refused=True)
+    if flag != option:
+        return None  # switching off what is not planned for is no news
+    for group in UNPLANNED:
+        if group.flags.fullmatch(flag) and group.counts(value):
+            return _Verdict(
+                f"{shown} brings in {group.subject}, which is not planned for", refused=False
+            )
+    return None
+
+
+@cache
+def _options(version: str) -> frozenset[str]:
+    """Return the long options that a version may take, with the --no- forms of its switches."""
+    known = possible_flags(version)
+    return known | {f"--no-{flag[2:]}" for flag in known if _is_switch(flag)}
+
+
+def _is_switch(flag: str) -> bool:
+    # Switches that were gone before 0.32.0, or came after, are told by their first word.
+    return flag in vllm_switches() or flag.startswith(("--enable-", "--disable-"))
+
+
+def _base(option: str) -> str:
+    """Return the flag that an option switches."""
+    positive = f"--{option[5:]}"
+    return positive if option.startswith("--no-") and lifetime(positive) else option
+
+
+def _meant(name: str, version: str) -> frozenset[str]:
+    """Return the long options that a spelling may stand for in this version; argparse's rules.
+
+    A spelling that the version does not take but that is a flag of ours in another version, or one
+    of ours but for its letters' case, counts as that flag: its message says what to set instead.
+    """
+    if not name.startswith("--"):
+        return _meant_short(name)
+    options = _options(version)
+    if name in options:
+        return frozenset((name,))
+    begun = frozenset(option for option in options if option.startswith(name))
+    if begun:
+        return begun
+    folded = name.lower()
+    ours = {flag for flag in OWNED if folded in (flag, f"--no-{flag[2:]}")}
+    ours |= {option for option in options if option.startswith(folded) and _base(option) in OWNED}
+    return frozenset(ours)
+
+
+def _meant_short(name: str) -> frozenset[str]:
+    if name in SHORT:
+        return frozenset((SHORT[name],))
+    if name[:2] in _SHORT_WITH_VALUE_ATTACHED:
+        return frozenset((SHORT[name[:2]],))
+    return frozenset(long for short, long in SHORT.items() if short.startswith(name))
+
+
+def _unknown(name: str, spelled: str, version: str) -> str:
+    text = f"vLLM {version} has no {spelled}, so the engine would not start"
+    seen = lifetime(name)
+    if seen is not None:
+        first, last = seen
+        text += f"; the flag was seen from {first} to {last}"
+    near = suggest(name, sorted(_options(version) - OWNED.keys()), limit=1)
+    return f"{text}; did you mean {near[0]}?" if near else text

@@ -1,0 +1,344 @@
+"""Every door by which an owned flag could come in, and what must pass."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballonet.api.v1alpha1 import KvCacheType
+from ballonet.catalog.flags import vllm_sampled_versions, vllm_switches
+from ballonet.engines.base import Gates
+from ballonet.engines.vllm import flags, is_known, render_args, user_arguments
+from ballonet.engines.vllm_arguments import OWNED, SHORT, UNPLANNED
+
+VERSIONS = tuple(version for version in vllm_sampled_versions() if is_known(version))
+
+
+def screen(*args: str, version: str = "0.32.0", **env: str) -> tuple[tuple[str, ...], ...]:
+    found = user_arguments(args, env, version)
+    return found.refused, found.unplanned
+
+
+REFUSED: list[tuple[Sequence[str], str, str]] = [
+    # arguments, what the message names, what it says to set instead
+    (["--max-num-seqs", "99"], "--max-num-seqs", "spec.topologies"),
+    (["--max-num-seqs=99"], "--max-num-seqs", "spec.topologies"),
+    (["--max_num_seqs", "99"], "--max_num_seqs (--max-num-seqs)", "spec.topologies"),
+    (["--max_num-seqs=99"], "--max_num-seqs (--max-num-seqs)", "spec.topologies"),
+    (["--max-num-s", "99"], "--max-num-s could mean", "write the whole flag"),
+    (["--max-num-batched-token", "9"], "(--max-num-batched-tokens)", "maxBatchedTokens"),
+    (["--max-num-b=9"], "(--max-num-batched-tokens)", "maxBatchedTokens"),
+    (["--max-num-a=9"], "(--max-num-active-seqs)", "spec.topologies"),
+    (["--max-num-queued-r=9"], "(--max-num-queued-reqs)", "spec.admission.queue"),
+    (["--max-model-l", "1"], "(--max-model-len)", "spec.sequence.maxTokens"),
+    (["--Max-Num-Seqs", "9"], "--Max-Num-Seqs (--max-num-seqs)", "spec.topologies"),
+    (["--no-enable-prefix-caching"], "(--enable-prefix-caching)", "prefixCaching"),
+    (["--no-enable-prefix-c"], "(--enable-prefix-caching)", "prefixCaching"),
+    (["--enable_prefix_caching"], "(--enable-prefix-caching)", "prefixCaching"),
+    (["--device-memory-utilization", "0.5"], "--device-memory-utilization", "memoryPercent"),
+    (["--device-mem=0.5"], "(--device-memory-utilization)", "memoryPercent"),
+    (["--gpu-memory-utilization", "0.99"], "--gpu-memory-utilization", "memoryPercent"),
+    (["--gpu", "0.99"], "(--gpu-memory-utilization)", "memoryPercent"),
+    (["--kv-cache-memory-bytes", "1G"], "--kv-cache-memory-bytes", "kvCacheMemoryPerRank"),
+    (["--block-size", "16"], "--block-size", "blockTokens"),
+    (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype", "kvCacheType"),
+    (["-tp", "2"], "-tp (--tensor-parallel-size)", "spec.parallelism.tensor"),
+    (["-tp=2"], "-tp (--tensor-parallel-size)", "spec.parallelism.tensor"),
+    (["-t", "2"], "-t (--tensor-parallel-size)", "spec.parallelism.tensor"),
+    (["-tp.size", "2"], "-tp.size (--tensor-parallel-size)", "spec.parallelism.tensor"),
+    (["-pp", "2"], "-pp (--pipeline-parallel-size)", "spec.parallelism.pipeline"),
+    (["--tensor-parallel-size.x", "2"], "(--tensor-parallel-size)", "parallelism"),
+    (["--config", "/etc/all.yaml"], "--config", "spec.engine.args one by one"),
+    (["--config=/etc/all.yaml"], "--config", "spec.engine.args one by one"),
+    (["--host", "::"], "--host", "port 8000"),
+    (["--port=9000"], "--port", "port 8000"),
+    (["--uds", "/tmp/x"], "--uds", "port 8000"),
+    (["--ssl-keyfile", "k"], "--ssl-keyfile", "plain HTTP"),
+    (["--ssl_certfile=c"], "(--ssl-certfile)", "plain HTTP"),
+    (["--ssl-ca-c", "c"], "(--ssl-ca-certs)", "plain HTTP"),
+    (["--grpc"], "--grpc", "plain HTTP"),
+    (["--headless"], "--headless", "plain HTTP"),
+    (["--model", "other"], "--model", "spec.model.name"),
+    (["--served-model-name", "x"], "--served-model-name", "spec.model.servedNames"),
+    (["--revision", "x"], "--revision", "spec.model.revision"),
+    (["--watermark", "0.1"], "--watermark", "safetyPercent"),
+    (["--disable-log-stats"], "--disable-log-stats", "metrics"),
+    (["--device-ids", "0"], "--device-ids", "the cluster gives"),
+    (["--help"], "--help", "print help"),
+    (["-h"], "-h (--help)", "print help"),
+    # what is no flag, or none that argparse would take
+    (["--"], "'--'", "would be no flag"),
+    (["model-again"], "'model-again'", "begin with the flag"),
+    (["--seed 3"], "'--seed 3'", "two entries"),
+    (["--max-num-seqs 3"], "'--max-num-seqs 3'", "two entries"),
+    (["--data"], "could mean", "write the whole flag"),
+    (["-d", "2"], "could mean", "write the whole flag"),
+    (["--swap-space", "4"], "has no --swap-space", "0.17.1"),
+    (["--num-scheduler-steps", "4"], "has no --num-scheduler-steps", "0.10.0"),
+    (["--enforce-eagre"], "has no --enforce-eagre", "did you mean --enforce-eager?"),
+    (["--SEED", "4"], "has no --SEED", "would not start"),
+    (["-x"], "has no -x", "would not start"),
+    (["--no-seed"], "has no --no-seed", "would not start"),
+    # flags that only the pod would see
+    (["$(FLAG)"], "'$(FLAG)'", "--flag=$(VARIABLE)"),
+    (["--$(FLAG)", "9"], "'--$(FLAG)'", "--flag=$(VARIABLE)"),
+    (["--seed", "3", "$(FLAG)"], "'$(FLAG)'", "--flag=$(VARIABLE)"),
+]
+
+
+@pytest.mark.parametrize(("args", "named", "advice"), REFUSED, ids=str)
+def test_refused_with_the_spelling_and_what_to_set(
+    args: Sequence[str], named: str, advice: str
+) -> None:
+    refused, unplanned = screen(*args)
+    assert len(refused) == 1, refused
+    assert named in refused[0]
+    assert advice in refused[0]
+    assert unplanned == ()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--max-num-seqs", "--enforce-eager"],
+        ["--enforce-eager", "--max-num-seqs", "3"],
+        ["--seed", "-1", "--max-num-seqs=3"],
+        ["--allowed-origins", "a", "b", "--max_num_seqs", "3"],
+    ],
+)
+def test_the_place_among_other_arguments_does_not_matter(args: Sequence[str]) -> None:
+    refused, _ = screen(*args)
+    assert any("--max-num-seqs" in sentence for sentence in refused)
+
+
+def test_a_variable_of_the_pool_that_holds_a_flag_is_read() -> None:
+    refused, _ = screen("$(FLAG)", FLAG="--max-num-seqs=9")
+    assert any("--max-num-seqs" in sentence for sentence in refused)
+    refused, _ = screen("--$(FLAG)-seqs", "9", FLAG="max-num")
+    assert any("(--max-num-seqs)" in sentence for sentence in refused)
+    assert screen("--api-key=$(KEY)") == ((), ())
+    assert screen("--api-key", "$$(KEY)") == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("VLLM_PORT", "9000", "VLLM_PORT"),
+        ("VLLM_CPU_KVCACHE_SPACE", "4", "spec.budget.kvCacheMemoryPerRank"),
+        ("VLLM_PP_LAYER_PARTITION", "3,1", "spread evenly"),
+        ("VLLM_SERVER_DEV_MODE", "1", "VLLM_SERVER_DEV_MODE"),
+        ("CUDA_VISIBLE_DEVICES", "0", "the cluster gives the devices"),
+        ("NVIDIA_VISIBLE_DEVICES", "all", "the cluster gives the devices"),
+        ("VLLM_ADDITIONAL_ARGS", "--seed 3 --max_num_seqs=9", "VLLM_ADDITIONAL_ARGS: --max_num"),
+        ("VLLM_ADDITIONAL_ARGS", "--no-such-flag", "has no --no-such-flag"),
+        ("VLLM_ADDITIONAL_ARGS", "'unclosed", "cannot be split"),
+        ("VLLM_EXTRA_ARGS", "-tp 2", "VLLM_EXTRA_ARGS: -tp"),
+    ],
+)
+def test_owned_variables_are_refused(name: str, value: str, words: str) -> None:
+    refused, _ = screen(**{name: value})
+    assert len(refused) == 1
+    assert words in refused[0]
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "subject"),
+    [
+        (["--speculative-config", "{}"], {}, "speculative decoding"),
+        (["--speculative-config.method", "ngram"], {}, "speculative decoding"),
+        (["-sc", "{}"], {}, "speculative decoding"),
+        (["--spec-tok=3"], {}, "speculative decoding"),
+        (["--quantization", "fp8"], {}, "quantization"),
+        (["-qfp8"], {}, "quantization"),
+        (["--load-format", "bitsandbytes"], {}, "quantization"),
+        (["--dtype", "float32"], {}, "number format"),
+        (["--dtype=float"], {}, "number format"),
+        (["--hf-overrides", "{}"], {}, "shape of the model"),
+        (["--hf_overrides.num_hidden_layers", "4"], {}, "shape of the model"),
+        (["--runner", "pooling"], {}, "use of the model"),
+        (["--mamba-block-size", "8"], {}, "state-space"),
+        (["--enable-lora"], {}, "adapters"),
+        (["--max-loras", "4"], {}, "adapters"),
+        (["--cpu-offload-gb", "4"], {}, "weights outside"),
+        (["--kv-transfer-config", "{}"], {}, "KV cache outside"),
+        (["--kv-offloading-size", "4"], {}, "KV cache outside"),
+        (["--enable-expert-parallel"], {}, "expert parallelism"),
+        (["-ep"], {}, "expert parallelism"),
+        (["--data-parallel-size", "2"], {}, "data parallelism"),
+        (["-dp", "2"], {}, "data parallelism"),
+        (["--decode-context-parallel-size", "2"], {}, "context parallelism"),
+        (["-pcp", "2"], {}, "context parallelism"),
+        (["--nnodes", "2"], {}, "several nodes"),
+        (["-n2"], {}, "several nodes"),
+        (["--kv-cache-dtype-skip-layers", "0"], {}, "cache layout"),
+        (["--num-gpu-blocks-override", "9"], {}, "cache layout"),
+        (["--enable-sleep-mode"], {}, "beside model and cache"),
+        (["--worker-cls", "x.Y"], {}, "change anything"),
+        ([], {"VLLM_USE_V1": "0"}, "generation of the engine"),
+        ([], {"VLLM_DP_SIZE": "2"}, "data parallelism"),
+        ([], {"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0"}, "beside model and cache"),
+        ([], {"VLLM_ADDITIONAL_ARGS": "--enable-lora"}, "VLLM_ADDITIONAL_ARGS: --enable-lora"),
+    ],
+)
+def test_what_is_not_planned_for_is_let_through_and_named(
+    args: Sequence[str], env: dict[str, str], subject: str
+) -> None:
+    refused, unplanned = screen(*args, **env)
+    assert refused == ()
+    assert len(unplanned) == 1
+    assert subject in unplanned[0]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["--enforce-eager"],
+        ["--enforce_eager"],
+        ["--enforce-e"],
+        ["--load-format", "dummy"],
+        ["--dtype", "bfloat16"],
+        ["--dtype=half"],
+        ["--runner", "generate"],
+        ["--no-enable-expert-parallel"],
+        ["-O3"],
+        ["-O", "2"],
+        ["-O.mode=3"],
+        ["-cc.cudagraph_mode=NONE"],
+        ["--compilation-config", '{"cudagraph_capture_sizes": [1]}'],
+        ["--compilation-config.cudagraph_capture_sizes", "[1]"],
+        ["--seed", "-1"],
+        ["--allowed-origins", "a", "b"],
+        ["--override-generation-config", '{"max_new_tokens": 9}'],
+        ["--trust-remote-code", "--tool-call-parser", "hermes", "--enable-auto-tool-choice"],
+        ["--max-num-queued-tokens", "9"],
+        ["-asc", "2"],
+    ],
+    ids=str,
+)
+def test_free_arguments_pass(args: Sequence[str]) -> None:
+    assert screen(*args) == ((), ())
+
+
+def test_free_variables_pass() -> None:
+    env = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "DEBUG", "OMP_NUM_THREADS": "1"}
+    assert screen(**env) == ((), ())
+
+
+def test_a_flag_that_only_one_neighbour_of_the_version_has_is_let_through() -> None:
+    # 0.20.0 lies between 0.19.1 and 0.20.2; the flag was first seen in 0.20.2
+    assert screen("--numa-bind", version="0.20.0") == ((), ())
+    refused, _ = screen("--numa-bind", version="0.19.1")
+    assert "from 0.20.2 to 0.33.0" in refused[0]
+
+
+def gates(*, queue: int | None, kv_bytes: int | None, percent: int | None) -> Gates:
+    return Gates(
+        model_path="m",
+        served_names=("a",),
+        max_model_len=1024,
+        max_concurrent=4,
+        max_num_seqs=4,
+        max_batched_tokens=2048,
+        queue_limit=queue,
+        block_tokens=16,
+        kv_cache_type=KvCacheType.FP8,
+        prefix_caching=True,
+        memory_percent=percent,
+        kv_cache_memory_bytes=kv_bytes,
+        revision="main",
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_whatever_is_rendered_is_owned_and_known(version: str) -> None:
+    queue = 9 if "--max-num-queued-reqs" in flags(version) else None
+    rendered = render_args(gates(queue=queue, kv_bytes=1, percent=90), version)
+    written = {word for word in rendered if word.startswith("--")}
+    assert written <= OWNED.keys() & flags(version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_flag_of_the_version_is_refused_unplanned_or_free_but_never_unknown(
+    version: str,
+) -> None:
+    counts = {"refused": 0, "unplanned": 0, "free": 0}
+    for flag in flags(version):
+        refused, unplanned = screen(f"{flag}=value", version=version)
+        assert not any("has no" in sentence for sentence in refused), flag
+        if flag in OWNED:
+            assert len(refused) == 1
+            counts["refused"] += 1
+        else:
+            assert refused == (), flag
+            counts["unplanned" if unplanned else "free"] += 1
+    assert counts["free"] > 100
+    assert counts["unplanned"] > 20
+
+
+@st.composite
+def spellings(draw: st.DrawFn) -> tuple[str, str, str]:
+    """A version, an owned flag of it, and some way to write it that argparse may take."""
+    version = draw(st.sampled_from(VERSIONS))
+    flag = draw(st.sampled_from(sorted(OWNED.keys() & flags(version))))
+    negated = draw(st.booleans()) and flag.startswith(("--enable", "--disable"))
+    option = f"--no-{flag[2:]}" if negated else flag
+    stem = option[: draw(st.integers(3, len(option)))]
+    text = stem[:2] + "".join(
+        draw(st.sampled_from((letter, letter.upper(), "_" if letter == "-" else letter)))
+        for letter in stem[2:]
+    )
+    suffix = draw(st.sampled_from(("", "=1", "= 1", ".key=1", ".a.b")))
+    return version, flag, text + suffix
+
+
+@given(spellings())
+def test_no_spelling_of_an_owned_flag_passes(drawn: tuple[str, str, str]) -> None:
+    version, flag, written = drawn
+    stem = written[2:].lower().replace("_", "-").partition("=")[0].partition(".")[0]
+    free = {name for name in flags(version) if name not in OWNED}
+    refused, _ = screen(written, version=version)
+    # A whole free flag that happens to begin an owned one (there may be such) is that free flag.
+    assert refused or f"--{stem}" in free, (flag, written)
+
+
+@given(
+    st.sampled_from(VERSIONS),
+    st.lists(
+        st.one_of(
+            st.sampled_from(sorted(OWNED)).flatmap(
+                lambda flag: st.integers(3, len(flag)).map(lambda length: flag[:length])
+            ),
+            st.sampled_from(sorted(SHORT)),
+            st.sampled_from(["--seed", "--enforce-eager", "1", "--no-enable-prefix-caching"]),
+        ),
+        max_size=4,
+    ),
+)
+def test_what_argparse_would_set_is_refused(version: str, words: list[str]) -> None:
+    """Against argparse itself, with the version's flags: none of ours may be set unseen."""
+    parser = argparse.ArgumentParser(exit_on_error=False, add_help=False)
+    for flag in sorted(flags(version)):
+        shorts = [short for short, long in SHORT.items() if long == flag]
+        if flag in vllm_switches():
+            parser.add_argument(flag, *shorts, action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(flag, *shorts, nargs="*")
+    try:
+        parsed = vars(parser.parse_known_args(words)[0])
+    except (argparse.ArgumentError, SystemExit):
+        return
+    set_flags = {
+        f"--{name.replace('_', '-')}" for name, value in parsed.items() if value is not None
+    }
+    refused, _ = screen(*words, version=version)
+    assert refused or not set_flags & OWNED.keys()
+
+
+def test_each_unplanned_subject_has_a_flag_in_the_newest_version() -> None:
+    for group in UNPLANNED:
+        assert any(group.flags.fullmatch(flag) for flag in flags("0.33.0")), group.subject
