@@ -17,7 +17,7 @@ from ballonet.kv.memory import MemoryPlan, given_memory, rank_memory
 from ballonet.kv.units import Interval
 from ballonet.planning.budget import budget_interval, max_concurrent
 from ballonet.planning.resolve import Resolved
-from ballonet.planning.topology import EngineNeed, largest, part_slots, sure_slots
+from ballonet.planning.topology import NO_SIZES, EngineNeed, largest, pool_need, sure_slots
 
 # vLLM's own largest default (engine/arg_utils.py, devices of 70 GiB and more): beyond it nothing
 # is known about buffers and graphs, so no plan goes there unless the topologies need it.
@@ -43,6 +43,18 @@ def max_batched_tokens(spec: InferencePoolSpec, device: str, slots: int) -> int:
     return max(vllm.default_batched_tokens(device), max_num_seqs(slots, spec.engine.version))
 
 
+def takes(spec: InferencePoolSpec, slots: int) -> bool:
+    """Return whether the engine accepts this many sequences beside the tokens of a step."""
+    given = spec.sequence.max_batched_tokens
+    return given is None or max_num_seqs(slots, spec.engine.version) <= given
+
+
+def unplanned_slots(spec: InferencePoolSpec) -> int:
+    """Return the limit where no budget is known: the required slots, or the engine's default."""
+    wanted = pool_need(spec, NO_SIZES).slots or UNPLANNED_SLOTS
+    return largest(1, wanted, lambda slots: takes(spec, slots)) or 1
+
+
 def given_bytes(spec: InferencePoolSpec) -> int | None:
     """Return the KV memory of a rank that the user gave, or None."""
     memory = spec.budget.kv_cache_memory_per_rank
@@ -57,10 +69,10 @@ class Capacity:
     resolved: Resolved
     layout: CacheLayout
 
-    def takes(self, slots: int) -> bool:
-        """Return whether the engine accepts this many sequences beside the tokens of a step."""
-        given = self.spec.sequence.max_batched_tokens
-        return given is None or max_num_seqs(slots, self.spec.engine.version) <= given
+    @property
+    def fixed(self) -> bool:
+        """Whether the memory is the same however many sequences run."""
+        return given_bytes(self.spec) is not None
 
     def memory(self, slots: int) -> MemoryPlan:
         """Return where the memory of a rank goes when the engine runs this many sequences."""
@@ -122,9 +134,14 @@ def slot_limits(capacity: Capacity, need: EngineNeed) -> SlotLimits:
 
     def most(held: Callable[[Interval], int]) -> int:
         """Return the largest s whose memory, given s sequences, still holds s of them."""
+        if capacity.fixed:
+            least = held(capacity.budget(1))
+            return (
+                largest(1, min(top, least), lambda s: takes(capacity.spec, s)) or 0 if least else 0
+            )
 
         def holds(slots: int) -> bool:
-            return capacity.takes(slots) and held(capacity.budget(slots)) >= slots
+            return takes(capacity.spec, slots) and held(capacity.budget(slots)) >= slots
 
         return largest(1, top, holds) or 0
 
@@ -133,7 +150,7 @@ def slot_limits(capacity: Capacity, need: EngineNeed) -> SlotLimits:
         return SlotLimits(max(1, sure), sure)
     likely = most(
         lambda budget: max(
-            max_concurrent(budget.low, need.blocks_per_sequence), part_slots(need, budget.high)
+            max_concurrent(budget.low, need.blocks_per_sequence), need.part_slots(budget.high)
         )
     )
     if likely >= need.slots:

@@ -199,7 +199,8 @@ def _verified(plan: Plan, lowest: EngineReport, engines: int) -> Finding:
         )
     low, high = plan.blocks.low, plan.blocks.high
     planned = f"{low}" if low == high else f"{low} to {high}"
-    text = f"{said}; planned {planned} of {plan.layout.block_tokens} ({plan.source.value.lower()})."
+    source = plan.source.value.lower()
+    text = f"{said}; planned {planned} of {plan.layout.block_tokens} tokens ({source})."
     if _tokens(plan, lowest.blocks, lowest.block_tokens) < _tokens(plan, low, None):
         return Finding(
             Status.FALSE,

@@ -21,13 +21,13 @@ from ballonet.kv.units import GIB, MIB, Interval, format_bytes
 from ballonet.planning import explain
 from ballonet.planning.budget import budget_interval, max_concurrent, usable_blocks
 from ballonet.planning.capacity import (
-    UNPLANNED_SLOTS,
     Capacity,
-    SlotLimits,
     given_bytes,
     max_batched_tokens,
     max_num_seqs,
     slot_limits,
+    takes,
+    unplanned_slots,
 )
 from ballonet.planning.explain import Step
 from ballonet.planning.remedies import Remedy, find_remedies
@@ -145,7 +145,11 @@ def plan_pool(
     plan = _plan(name, spec, config_text)
     if not with_remedies or plan.verdict is Verdict.FITS or plan.need is None:
         return plan
-    remedies = find_remedies(plan, lambda changed: _plan(name, changed, config_text))
+    remedies = find_remedies(
+        plan,
+        fits=lambda changed: _surely_fits(changed, config_text),
+        replan=lambda changed: _plan(name, changed, config_text),
+    )
     if not remedies:
         return plan
     advice = f"{plan.topology_fits.message} Fits with {remedies[0].summary}."
@@ -157,6 +161,7 @@ def _plan(name: str, spec: InferencePoolSpec, config_text: str | None) -> Plan:
     refused, unplanned = _arguments(spec)
     try:
         resolved = resolve(spec, config_text)
+        _check_batch(spec)
     except Unresolved as error:
         return _unresolved(name, spec, error.finding, refused)
     plan = Plan(
@@ -179,6 +184,26 @@ def _plan(name: str, spec: InferencePoolSpec, config_text: str | None) -> Plan:
         finding = Finding(Status.UNKNOWN, Reason.WEIGHTS_UNKNOWN, explain.bounded(reason))
         return _unplanned(plan, resolved, finding)
     return _planned(plan, capacity)
+
+
+def _surely_fits(spec: InferencePoolSpec, config_text: str | None) -> bool:
+    """Return whether a plan of the spec would fit, without making the plan.
+
+    A limit of at least the required slots exists exactly when their own memory holds their need.
+    """
+    try:
+        resolved = resolve(spec, config_text)
+    except Unresolved:
+        return False
+    if resolved.layout is None:
+        return False
+    capacity = Capacity(spec, resolved, resolved.layout)
+    need = _engine_need(spec, resolved.layout)
+    return (
+        takes(spec, need.slots)
+        and need.blocks <= capacity.budget(max(1, need.slots)).low
+        and _would_not_start(capacity, max(1, need.slots)) is None
+    )
 
 
 _UNRESOLVED_BUDGET = Finding(
@@ -215,7 +240,7 @@ def _missing(
             Reason.LAYOUT_NOT_UNDERSTOOD,
             explain.bounded(
                 f"{problem} The engine starts and its own report decides, with "
-                f"{_slots_unplanned(spec)} sequences at once."
+                f"{unplanned_slots(spec)} sequences at once."
             ),
         )
     if unplanned:
@@ -248,16 +273,28 @@ def _unresolved(
     )
 
 
-def _slots_unplanned(spec: InferencePoolSpec) -> int:
-    """Return the limit where no budget is known: the required slots, or the engine's default."""
-    return pool_need(spec, NO_SIZES).slots or UNPLANNED_SLOTS
+def _check_batch(spec: InferencePoolSpec) -> None:
+    """Refuse a step of fewer tokens than the sequences that must run at once.
+
+    Raises:
+        Unresolved: names the field and the least value.
+    """
+    slots = _engine_need(spec, None).slots
+    if slots and not takes(spec, slots):
+        least = max_num_seqs(slots, spec.engine.version)
+        raise Unresolved(
+            Reason.UNSUPPORTED_BY_ENGINE,
+            f"spec.sequence.maxBatchedTokens: {spec.sequence.max_batched_tokens} is below the "
+            f"{least} sequences that vLLM is set up for when {slots} run at once: give at least "
+            f"{least}",
+        )
 
 
 def _unplanned(plan: Plan, resolved: Resolved, finding: Finding) -> Plan:
     """Return the plan of a pool that starts without a budget."""
     spec = plan.spec
     need = _engine_need(spec, resolved.layout)
-    gates = _gates(spec, resolved, _slots_unplanned(spec))
+    gates = _gates(spec, resolved, unplanned_slots(spec))
     known = resolved.layout is not None
     return replace(
         plan,
@@ -299,27 +336,32 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
     budget = budget_interval(judged_blocks, spec.budget.safety_percent)
     given = given_bytes(spec) is not None
     source = Source.GIVEN if given else Source.PREDICTED
-    computed = _budget_finding(capacity, memory, blocks, slots, source)
-    fatal = computed.status is Status.FALSE
+    fatal = _would_not_start(capacity, slots.limit)
     judgement = judge(need, budget, slots.limit)
-    if fatal:
-        judgement = Judgement(Verdict.DOES_NOT_FIT, Reason.EXCEEDS_BUDGET)
-    sure = 0 if fatal else slots.sure
+    sure = slots.sure
+    topology_fits = explain.topology_finding(
+        spec=spec,
+        need=need,
+        blocks=judged_blocks,
+        budget=budget,
+        judgement=judgement,
+        sure=sure,
+        limit=slots.limit,
+        source=source,
+    )
+    if fatal is not None:
+        judgement, sure = Judgement(Verdict.DOES_NOT_FIT, Reason.EXCEEDS_BUDGET), 0
+        topology_fits = Finding(
+            Status.FALSE,
+            judgement.reason,
+            explain.bounded(f"The engine would not start. {fatal.message}"),
+        )
     concurrent = max_concurrent(capacity.budget(slots.limit).low, need.blocks_per_sequence)
     gates = _gates(spec, resolved, slots.limit)
     return replace(
         plan,
-        budget_computed=computed,
-        topology_fits=explain.topology_finding(
-            spec=spec,
-            need=need,
-            blocks=judged_blocks,
-            budget=budget,
-            judgement=judgement,
-            sure=sure,
-            limit=slots.limit,
-            source=source,
-        ),
+        budget_computed=fatal or _budget_finding(capacity, slots.limit, source),
+        topology_fits=topology_fits,
         topology=TopologyStatus(
             required_slots=need.slots,
             need_blocks=need.blocks,
@@ -352,19 +394,17 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
     )
 
 
-def _budget_finding(
-    capacity: Capacity, memory: MemoryPlan, blocks: Interval, slots: SlotLimits, source: Source
-) -> Finding:
+def _would_not_start(capacity: Capacity, slots: int) -> Finding | None:
+    """Return why an engine that runs this many sequences surely would not start, or None."""
     spec, layout = capacity.spec, capacity.layout
-    kv_cache = memory.kv_cache_bytes
-    assert kv_cache is not None
+    memory, blocks = capacity.memory(slots), capacity.blocks(slots)
+    assert memory.kv_cache_bytes is not None and blocks is not None
     ceiling = spec.sequence.max_tokens
     per_sequence = layout.blocks(ceiling)
-    room = _device_room(capacity, slots.limit)
-    if kv_cache.high < layout.bytes_per_block or (room is not None and kv_cache.low > room):
-        return Finding(
-            Status.FALSE, Reason.MODEL_DOES_NOT_FIT, explain.bounded(_no_room_text(memory, room))
-        )
+    room = _device_room(capacity, slots)
+    if blocks.high == 0 or (room is not None and memory.kv_cache_bytes.low > room):
+        text = _no_room_text(memory, room)
+        return Finding(Status.FALSE, Reason.MODEL_DOES_NOT_FIT, explain.bounded(text))
     if usable_blocks(blocks.high) < per_sequence:
         return Finding(
             Status.FALSE,
@@ -373,14 +413,21 @@ def _budget_finding(
             f"{usable_blocks(blocks.high)} can be held: lower spec.sequence.maxTokens to at most "
             f"{usable_blocks(blocks.high) * layout.block_tokens}, or give more KV memory.",
         )
+    return None
+
+
+def _budget_finding(capacity: Capacity, slots: int, source: Source) -> Finding:
+    spec, layout = capacity.spec, capacity.layout
+    kv_cache, blocks = capacity.memory(slots).kv_cache_bytes, capacity.blocks(slots)
+    assert kv_cache is not None and blocks is not None
+    ceiling = spec.sequence.max_tokens
     low, high = (format_bytes(max(0, end)) for end in (kv_cache.low, kv_cache.high))
-    amount = low if kv_cache.exact else f"{low} to {high}"
-    reason = Reason.GIVEN if source is Source.GIVEN else Reason.PREDICTED
     return Finding(
         Status.TRUE,
-        reason,
-        f"{amount} of KV memory a rank ({source.value.lower()}) = {explain.span(blocks)} blocks of "
-        f"{layout.block_tokens} tokens; a sequence of {ceiling} tokens takes {per_sequence}.",
+        Reason.GIVEN if source is Source.GIVEN else Reason.PREDICTED,
+        f"{low if kv_cache.exact else f'{low} to {high}'} of KV memory a rank "
+        f"({source.value.lower()}) = {explain.span(blocks)} blocks of {layout.block_tokens} "
+        f"tokens; a sequence of {ceiling} tokens takes {layout.blocks(ceiling)}.",
     )
 
 

@@ -6,8 +6,9 @@ rules with examples.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ballonet.api.conditions import Reason
 from ballonet.api.status import EnforcedBy, RoleStatus, Verdict
@@ -75,7 +76,7 @@ class RoleNeed:
         return self.count * (self.blocks - self.shared_blocks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunNeed:
     """What the runs of one topology take.
 
@@ -88,24 +89,24 @@ class RunNeed:
     roles: tuple[RoleNeed, ...]
     prefixes: frozenset[str]
 
-    @property
+    @cached_property
     def phases(self) -> tuple[tuple[RoleNeed, ...], ...]:
         """Roles that are held at the same time."""
         holding = tuple(role for role in self.roles if role.holds)
         alone = tuple((role,) for role in self.roles if not role.holds)
         return ((holding,) if holding else ()) + alone
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """Most sequences of one run at once."""
         return max(sum(role.count for role in phase) for phase in self.phases)
 
-    @property
+    @cached_property
     def own_blocks(self) -> int:
         """Most blocks of one run at once, without those that a credited prefix accounts for."""
         return max(sum(role.own_blocks for role in phase) for phase in self.phases)
 
-    @property
+    @cached_property
     def waiting_holders(self) -> int:
         """Most sequences of one run that keep a slot while they wait for others of it.
 
@@ -117,7 +118,7 @@ class RunNeed:
         return holding - (largest.count if largest.holds else 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EngineNeed:
     """What one engine must hold at once.
 
@@ -135,7 +136,7 @@ class EngineNeed:
     @property
     def slots(self) -> int:
         """Required slots: sequences that must run at once."""
-        return self.reserved_slots + sum(run.runs * run.slots for run in self.runs)
+        return self._slots(self._counts)
 
     @property
     def reserved_blocks(self) -> int:
@@ -145,14 +146,34 @@ class EngineNeed:
     @property
     def shared_blocks(self) -> int:
         """Blocks of the credited prefixes that any of the runs uses, each counted once."""
-        used = {name for run in self.runs if run.runs for name in run.prefixes}
-        return sum(blocks for name, blocks in self.prefix_blocks if name in used)
+        return self._shared_blocks(self._counts)
 
     @property
     def blocks(self) -> int:
         """Need: blocks that must be held at once."""
-        own = sum(run.runs * run.own_blocks for run in self.runs)
-        return self.reserved_blocks + own + self.shared_blocks
+        return self._blocks(self._counts)
+
+    @cached_property
+    def _counts(self) -> tuple[int, ...]:
+        return tuple(run.runs for run in self.runs)
+
+    def _shared_blocks(self, counts: Sequence[int]) -> int:
+        if not self.prefix_blocks:
+            return 0
+        used = {
+            name for run, n in zip(self.runs, counts, strict=True) if n for name in run.prefixes
+        }
+        return sum(blocks for name, blocks in self.prefix_blocks if name in used)
+
+    def _slots(self, counts: Sequence[int]) -> int:
+        """Return the required slots with these numbers of runs."""
+        own = sum(n * run.slots for run, n in zip(self.runs, counts, strict=True))
+        return self.reserved_slots + own
+
+    def _blocks(self, counts: Sequence[int]) -> int:
+        """Return the need with these numbers of runs."""
+        own = sum(n * run.own_blocks for run, n in zip(self.runs, counts, strict=True))
+        return self.reserved_blocks + own + self._shared_blocks(counts)
 
     @property
     def waiting_holders(self) -> int:
@@ -161,35 +182,44 @@ class EngineNeed:
 
     def at_most(self, runs: int) -> EngineNeed:
         """Return the need with at most this many runs of each topology."""
-        return replace(
-            self, runs=tuple(replace(run, runs=min(run.runs, runs)) for run in self.runs)
-        )
+        return self._with([min(count, runs) for count in self._counts])
 
     def shared_among(self, engines: int) -> EngineNeed:
         """Return the need of one of several engines that share the runs evenly."""
-        return replace(
-            self, runs=tuple(replace(run, runs=ceil_div(run.runs, engines)) for run in self.runs)
-        )
+        return self._with([ceil_div(count, engines) for count in self._counts])
 
-    def largest_part(self, budget: int) -> EngineNeed | None:
-        """Return the largest part of the runs whose need a budget holds, or None.
+    def _with(self, counts: Sequence[int]) -> EngineNeed:
+        pairs = zip(self.runs, counts, strict=True)
+        return replace(self, runs=tuple(replace(run, runs=count) for run, count in pairs))
+
+    def part_slots(self, budget: int) -> int:
+        """Return the slots of the largest part of the runs whose need a budget holds; 0 for none.
 
         A part is the same number of runs of each topology, or an even share of all runs.
         """
-        most = max((run.runs for run in self.runs), default=0)
-        parts = []
-        if (few := largest(0, most, lambda n: self.at_most(n).blocks <= budget)) is not None:
-            parts.append(self.at_most(few))
+        whole = self._counts
+        if self._blocks(whole) <= budget:
+            return self.slots
+        most = max(whole, default=0)
+
+        def at_most(runs: int) -> list[int]:
+            return [min(count, runs) for count in whole]
+
+        def shared_among(engines: int) -> list[int]:
+            return [ceil_div(count, engines) for count in whole]
+
+        few = largest(0, most, lambda n: self._blocks(at_most(n)) <= budget)
+        if few is None:
+            return 0
+        slots = self._slots(at_most(few))
         # More engines, smaller share: the search is over the negated number of engines.
-        negated = largest(-max(most, 1), -1, lambda n: self.shared_among(-n).blocks <= budget)
-        if negated is not None:
-            parts.append(self.shared_among(-negated))
-        return max(parts, key=lambda part: part.slots, default=None)
+        engines = largest(-max(most, 1), -1, lambda n: self._blocks(shared_among(-n)) <= budget)
+        return slots if engines is None else max(slots, self._slots(shared_among(-engines)))
 
 
 def largest(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
     """Return the largest number of a range for which a falling predicate holds, or None."""
-    if not holds(low):
+    if low > high or not holds(low):
         return None
     while low < high:
         middle = (low + high + 1) // 2
@@ -245,15 +275,9 @@ def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
     )
 
 
-def part_slots(need: EngineNeed, budget: int) -> int:
-    """Return the slots of the largest part of the runs that a budget holds; 0 for none."""
-    part = need.largest_part(budget)
-    return 0 if part is None else part.slots
-
-
 def sure_slots(need: EngineNeed, budget: int) -> int:
     """Return how many sequences a budget holds at once: at the pool's ceiling, or as whole runs."""
-    return max(max_concurrent(budget, need.blocks_per_sequence), part_slots(need, budget))
+    return max(max_concurrent(budget, need.blocks_per_sequence), need.part_slots(budget))
 
 
 def role_statuses(spec: InferencePoolSpec, sizes: BlockSizes | None) -> list[RoleStatus]:
