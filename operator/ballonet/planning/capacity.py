@@ -135,10 +135,8 @@ def slot_limits(capacity: Capacity, need: EngineNeed) -> SlotLimits:
     def most(held: Callable[[Interval], int]) -> int:
         """Return the largest s whose memory, given s sequences, still holds s of them."""
         if capacity.fixed:
-            least = held(capacity.budget(1))
-            return (
-                largest(1, min(top, least), lambda s: takes(capacity.spec, s)) or 0 if least else 0
-            )
+            held_by_all = min(top, held(capacity.budget(1)))
+            return largest(1, held_by_all, lambda slots: takes(capacity.spec, slots)) or 0
 
         def holds(slots: int) -> bool:
             return takes(capacity.spec, slots) and held(capacity.budget(slots)) >= slots

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.status import Source, Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
-from ballonet.kv.units import Interval
+from ballonet.kv.layout import CacheLayout
+from ballonet.kv.memory import MemoryPlan
+from ballonet.kv.units import Interval, format_bytes
 from ballonet.planning.topology import EngineNeed, Judgement, RoleNeed, RunNeed
 
 # Bound of a condition's message in the resource.
@@ -147,3 +149,119 @@ def topology_finding(
     if len(text) > MAX_MESSAGE_CHARACTERS:
         text = f"{where}{need_text(need, brief=True)}; {tail}"
     return Finding(status, judgement.reason, bounded(text))
+
+
+def layout_steps(layout: CacheLayout, ceiling: int, source: str) -> list[Step]:
+    """Return how the blocks of one sequence come about."""
+    steps = []
+    for group in layout.groups:
+        spec = group.spec
+        steps.append(
+            Step(
+                "Bytes of a block",
+                f"2 (keys, values) x {spec.kv_heads} KV heads a rank x {spec.head_dim} x "
+                f"{spec.element_bytes} bytes x {group.layers} layers x {group.block_tokens} tokens",
+                f"{group.bytes_per_block} bytes",
+                source,
+            )
+        )
+    parts = " + ".join(f"ceil({ceiling} / {group.block_tokens})" for group in layout.groups)
+    sequence = Step("Blocks of a sequence", parts, f"{layout.blocks(ceiling)} blocks", "ceiling")
+    return [*steps, sequence]
+
+
+def memory_steps(memory: MemoryPlan) -> list[Step]:
+    """Return where the memory of a rank goes."""
+    steps = [
+        Step(f"Memory: {part.name}", "", amount(part.bytes), part.source) for part in memory.parts
+    ]
+    assert memory.kv_cache_bytes is not None
+    names = [part.name for part in memory.parts]
+    if len(names) > 1:
+        formula = " - ".join(names)
+        steps.append(Step("KV memory of a rank", formula, amount(memory.kv_cache_bytes), ""))
+    return steps
+
+
+def amount(size: Interval) -> str:
+    """Return bytes for people, from the low to the high end."""
+    low, high = format_bytes(max(0, size.low)), format_bytes(max(0, size.high))
+    return low if size.exact else f"{low} to {high}"
+
+
+def budget_steps(
+    *,
+    layout: CacheLayout,
+    memory: MemoryPlan,
+    blocks: Interval,
+    budget: Interval,
+    safety_percent: int,
+    source: str,
+) -> list[Step]:
+    """Return how the budget comes about."""
+    assert memory.kv_cache_bytes is not None
+    return [
+        Step(
+            "Blocks",
+            f"floor({amount(memory.kv_cache_bytes)} / {layout.bytes_per_block} bytes)",
+            f"{span(blocks)} blocks",
+            source,
+        ),
+        Step(
+            "Budget",
+            f"floor(({span(blocks)} - 1 null block) x {safety_percent} %)",
+            f"{span(budget)} blocks",
+            "spec.budget.safetyPercent",
+        ),
+    ]
+
+
+def need_steps(need: EngineNeed, budget: Interval, *, engines: int, limit: int) -> list[Step]:
+    """Return how the need comes about, and what is made of both."""
+    concurrent = budget.low // need.blocks_per_sequence
+    steps = [
+        Step(
+            "Max concurrent",
+            f"floor({budget.low} / {need.blocks_per_sequence})",
+            f"{concurrent} sequences at the ceiling",
+            "low end",
+        )
+    ]
+    for run in need.runs:
+        share = f", shared by {engines} engines" if engines > 1 else ""
+        steps.append(
+            Step(
+                f"Need: {run.topology}",
+                _run(run),
+                f"{run.runs * run.slots} sequences, {run.runs * run.own_blocks} blocks",
+                f"topology{share}",
+            )
+        )
+    if need.reserved_slots:
+        steps.append(
+            Step(
+                "Need: reserved slots",
+                f"{need.reserved_slots} x {need.blocks_per_sequence}",
+                f"{need.reserved_slots} sequences, {need.reserved_blocks} blocks",
+                "spec.reservedSlots",
+            )
+        )
+    if need.shared_blocks:
+        steps.append(
+            Step(
+                "Need: shared prefixes",
+                "each credited prefix once",
+                f"{need.shared_blocks} blocks",
+                "spec.sharedPrefixes",
+            )
+        )
+    steps.append(
+        Step(
+            "Need and budget",
+            f"{need.blocks} of {span(budget)} blocks",
+            f"{need.slots} sequences at once",
+            "",
+        )
+    )
+    steps.append(Step("Engine limit", "the number in every gate", f"{limit} sequences", ""))
+    return steps

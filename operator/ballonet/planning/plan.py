@@ -332,7 +332,8 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
     blocks = capacity.blocks(slots.limit)
     assert memory.kv_cache_bytes is not None and blocks is not None
     # Judged with the memory that the engine has when it runs what is needed.
-    judged_blocks = capacity.blocks(max(slots.limit, need.slots)) or blocks
+    judged_slots = max(slots.limit, need.slots)
+    judged_blocks = capacity.blocks(judged_slots) or blocks
     budget = budget_interval(judged_blocks, spec.budget.safety_percent)
     given = given_bytes(spec) is not None
     source = Source.GIVEN if given else Source.PREDICTED
@@ -358,8 +359,22 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
         )
     concurrent = max_concurrent(capacity.budget(slots.limit).low, need.blocks_per_sequence)
     gates = _gates(spec, resolved, slots.limit)
+    steps = (
+        *explain.layout_steps(layout, spec.sequence.max_tokens, resolved.source),
+        *explain.memory_steps(capacity.memory(judged_slots)),
+        *explain.budget_steps(
+            layout=layout,
+            memory=capacity.memory(judged_slots),
+            blocks=judged_blocks,
+            budget=budget,
+            safety_percent=spec.budget.safety_percent,
+            source=source.value.lower(),
+        ),
+        *explain.need_steps(need, budget, engines=max(1, spec.replicas), limit=slots.limit),
+    )
     return replace(
         plan,
+        steps=steps,
         budget_computed=fatal or _budget_finding(capacity, slots.limit, source),
         topology_fits=topology_fits,
         topology=TopologyStatus(
@@ -421,13 +436,11 @@ def _budget_finding(capacity: Capacity, slots: int, source: Source) -> Finding:
     kv_cache, blocks = capacity.memory(slots).kv_cache_bytes, capacity.blocks(slots)
     assert kv_cache is not None and blocks is not None
     ceiling = spec.sequence.max_tokens
-    low, high = (format_bytes(max(0, end)) for end in (kv_cache.low, kv_cache.high))
     return Finding(
         Status.TRUE,
         Reason.GIVEN if source is Source.GIVEN else Reason.PREDICTED,
-        f"{low if kv_cache.exact else f'{low} to {high}'} of KV memory a rank "
-        f"({source.value.lower()}) = {explain.span(blocks)} blocks of {layout.block_tokens} "
-        f"tokens; a sequence of {ceiling} tokens takes {layout.blocks(ceiling)}.",
+        f"{explain.amount(kv_cache)} of KV memory a rank ({source.value.lower()}) = "
+        f"{explain.span(blocks)} blocks of {layout.block_tokens} tokens; a sequence of {ceiling} tokens takes {layout.blocks(ceiling)}.",
     )
 
 
@@ -443,11 +456,7 @@ def _device_room(capacity: Capacity, slots: int) -> int | None:
 
 
 def _no_room_text(memory: MemoryPlan, room: int | None) -> str:
-    parts = ", ".join(
-        f"{part.name} {format_bytes(part.bytes.low)}"
-        + ("" if part.bytes.exact else f" to {format_bytes(part.bytes.high)}")
-        for part in memory.parts
-    )
+    parts = ", ".join(f"{part.name} {explain.amount(part.bytes)}" for part in memory.parts)
     if room is not None:
         return (
             f"spec.budget.kvCacheMemoryPerRank is more than the {format_bytes(room)} that the "
