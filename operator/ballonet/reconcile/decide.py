@@ -226,8 +226,10 @@ def _rollout(
         return _Rollout(stored, _applied(update_pending=newer))
     if blocker is not None:
         return _Rollout(stored, blocker)
-    assert plan is not None and observed.spec is not None
+    assert plan is not None
     template = _render(name, observed.spec, plan)
+    # Only a plan whose blocker was found above has no gates.
+    assert template is not None and observed.spec is not None
     fresh = AppliedRecord(
         spec=without_replicas(raw),
         config_text=observed.config_text,

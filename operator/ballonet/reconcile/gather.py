@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pydantic import ValidationError
-
 from ballonet.api.conditions import Finding, Reason, Status
-from ballonet.api.v1alpha1 import MAX_CONFIG_CHARACTERS, NAME_RULE, InferencePoolSpec
+from ballonet.api.parse import InvalidPoolError, parse_spec
+from ballonet.api.v1alpha1 import MAX_CONFIG_CHARACTERS, InferencePoolSpec
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 from ballonet.reconcile.children import BUDGET_SUFFIX, CONTAINER, selector
 from ballonet.reconcile.ownership import Child, Holder, examine
@@ -17,7 +16,6 @@ from ballonet.reconcile.pods import EndedRun, LastWords, ended_runs, owned_pods
 from ballonet.telemetry.port import EngineSample, ScrapeFailure
 
 _LOG_LINES: Final = 300
-_MAX_PROBLEMS: Final = 5
 
 
 @dataclass(frozen=True)
@@ -40,20 +38,12 @@ class Observed:
     readings: Sequence[EngineSample | ScrapeFailure] = ()
 
 
-def parse_spec(pool: Json) -> tuple[InferencePoolSpec | None, Finding | None]:
+def read_spec(pool: Json) -> tuple[InferencePoolSpec | None, Finding | None]:
     """Return the pool's spec, or the finding that names each field that does not parse."""
-    name = pool["metadata"]["name"]
-    if not NAME_RULE.holds(name):
-        return None, Finding(Status.FALSE, Reason.INVALID_SPEC, NAME_RULE.message)
     try:
-        return InferencePoolSpec.model_validate(pool.get("spec", {})), None
-    except ValidationError as error:
-        problems = [
-            f"{_path(('spec', *problem['loc']))}: {problem['msg']}" for problem in error.errors()
-        ]
-        more = len(problems) - _MAX_PROBLEMS
-        text = "; ".join(problems[:_MAX_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        return None, Finding(Status.FALSE, Reason.INVALID_SPEC, text)
+        return parse_spec(pool), None
+    except InvalidPoolError as error:
+        return None, Finding(Status.FALSE, Reason.INVALID_SPEC, str(error))
 
 
 async def read_config(
@@ -139,9 +129,3 @@ async def read_last_words(
 def _not_found(message: str) -> Finding:
     return Finding(Status.FALSE, Reason.CONFIG_NOT_FOUND, message)
 
-
-def _path(parts: tuple[str | int, ...]) -> str:
-    text = ""
-    for part in parts:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text.lstrip(".")

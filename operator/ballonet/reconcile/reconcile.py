@@ -18,11 +18,11 @@ from ballonet.reconcile.decide import Decision, decide
 from ballonet.reconcile.drift import must_apply
 from ballonet.reconcile.gather import (
     Observed,
-    parse_spec,
     read_children,
     read_config,
     read_last_words,
     read_pods,
+    read_spec,
 )
 from ballonet.reconcile.merge import fingerprint
 from ballonet.reconcile.ownership import INSTALLATION_ANNOTATION, Child, Holder
@@ -207,7 +207,7 @@ class Reconciler:
     async def _gather(
         self, pool: Json, children: tuple[Child, Child, Child], memory: _Memory
     ) -> Observed:
-        spec, problem = parse_spec(pool)
+        spec, problem = read_spec(pool)
         config_text = None
         if spec is not None:
             config_text, problem = await read_config(
