@@ -195,7 +195,7 @@ def _truth_table() -> Iterator[str]:
     }
     edit = Finding(Status.FALSE, Reason.REFUSED, "words")
     busy = Finding(Status.FALSE, Reason.SETTLING, "words")
-    unknown = Finding(Status.UNKNOWN, Reason.PROGRESSING, "words")
+    unknown = Finding(Status.UNKNOWN, Reason.INTERNAL_ERROR, "words")
     rows: list[tuple[str, Finding, str, Finding]] = [
         ("True", well[ConditionType.CONFIGURED], "True", well[ConditionType.AVAILABLE]),
         ("True", well[ConditionType.CONFIGURED], "False", busy),

@@ -647,3 +647,21 @@ async def test_a_passing_failure_of_the_api_server_is_raised_and_changes_nothing
     assert "status" not in world.pool()
     await world.settle()
     assert world.condition("Ready") == ("True", "Serving")
+
+
+async def test_a_fault_of_the_operator_shows_on_the_pool_and_changes_nothing_that_runs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.cluster.put(fitting().build(NAMESPACE))
+    await world.settle()
+    before = template(world)
+
+    def fault(*_: Any) -> Json:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(decide_module.children, "render_template", fault)
+    world.restart_operator()
+    with pytest.raises(ZeroDivisionError):
+        await world.reconcile()
+    assert world.condition("Ready") == ("Unknown", "InternalError")
+    assert template(world) == before

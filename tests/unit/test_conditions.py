@@ -72,8 +72,8 @@ def every(kind: ConditionType) -> list[Finding]:
         ),
         ((Status.FALSE, Reason.REFUSED), (Status.FALSE, Reason.NOT_STARTED), "False", T.STALLED),
         (
-            (Status.UNKNOWN, Reason.PROGRESSING),
-            (Status.UNKNOWN, Reason.PROGRESSING),
+            (Status.UNKNOWN, Reason.INTERNAL_ERROR),
+            (Status.UNKNOWN, Reason.INTERNAL_ERROR),
             "Unknown",
             T.RECONCILING,
         ),
@@ -185,7 +185,7 @@ def test_every_reason_is_one_of_some_type():
 
 def test_only_a_refusal_asks_for_an_edit():
     assert set(REASONS[T.CONFIGURED][Status.FALSE]) >= NEEDS_EDIT
-    assert NEEDS_EDIT.isdisjoint({Reason.SETTLING, Reason.APPLY_FAILED, Reason.OTHER_INSTALLATION})
+    assert NEEDS_EDIT.isdisjoint({Reason.SETTLING, Reason.APPLY_FAILED})
 
 
 @pytest.mark.parametrize("word", [*ConditionType, *Reason])

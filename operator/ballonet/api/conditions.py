@@ -129,7 +129,6 @@ class Reason(StrEnum):
     )
     INVALID_POD_TEMPLATE = "InvalidPodTemplate", "The API server refuses engine.podTemplate."
     NAME_TAKEN = "NameTaken", "An object of the needed name belongs to somebody else."
-    OTHER_INSTALLATION = "OtherInstallation", "The Deployment is held by another live installation."
     APPLY_FAILED = "ApplyFailed", "The API server refused or could not be reached; tried again."
     # Available
     MINIMUM_REPLICAS = "MinimumReplicasAvailable", "As many pods serve as were asked for."
@@ -159,8 +158,7 @@ class Reason(StrEnum):
     INVALID_METRICS = "InvalidMetrics", "An engine reported what cannot be."
     # Ready and Reconciling
     SERVING = "Serving", "The current generation is applied and serves."
-    PROGRESSING = "Progressing", "The pool is on its way."
-    INTERNAL_ERROR = "InternalError", "The operator failed several times; its log says why."
+    INTERNAL_ERROR = "InternalError", "The operator met an error of its own; its log says more."
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,7 @@ NEEDS_EDIT: Final = frozenset(
     }
 )
 # Every type may be Unknown with these: before the first look, and when the operator itself fails.
-ALWAYS_POSSIBLE: Final = (Reason.PROGRESSING, Reason.INTERNAL_ERROR)
+ALWAYS_POSSIBLE: Final = (Reason.INTERNAL_ERROR,)
 # Which reasons each type may have by status; Ready, Reconciling and Stalled repeat those of others.
 REASONS: Final[dict[ConditionType, dict[Status, tuple[Reason, ...]]]] = {
     ConditionType.SPEC_RESOLVED: {
@@ -237,7 +235,6 @@ REASONS: Final[dict[ConditionType, dict[Status, tuple[Reason, ...]]]] = {
             Reason.FLAG_REFUSED,
             Reason.INVALID_POD_TEMPLATE,
             Reason.NAME_TAKEN,
-            Reason.OTHER_INSTALLATION,
             Reason.SETTLING,
             Reason.APPLY_FAILED,
         ),

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ballonet.api.conditions import ConditionType, Finding, Reason, Status, summarize
+from ballonet.api.conditions import (
+    FINDING_TYPES,
+    ConditionType,
+    Finding,
+    Reason,
+    Status,
+    summarize,
+)
 from ballonet.api.v1alpha1 import InferencePoolSpec, WhenUnfit
 from ballonet.cluster.port import Json
 from ballonet.planning.measured import Verification, verify
@@ -118,6 +125,17 @@ def decide(
         applies=_desired(observed, record, installation),
         settle_seconds=rollout.settle_seconds,
     )
+
+
+def broken(error: Exception) -> Decision:
+    """Return what is said when the operator itself fails on a pool: nothing is written but that."""
+    finding = Finding(
+        Status.UNKNOWN,
+        Reason.INTERNAL_ERROR,
+        f"the operator met an error of its own ({type(error).__name__}); its log says more, and "
+        "nothing that runs is changed",
+    )
+    return Decision(dict.fromkeys(FINDING_TYPES, finding))
 
 
 _NO_REPORT = Finding(

@@ -14,7 +14,7 @@ from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 from ballonet.planning.plan import Plan, plan_pool
 from ballonet.reconcile import status as pool_status
-from ballonet.reconcile.decide import Decision, decide
+from ballonet.reconcile.decide import Decision, broken, decide
 from ballonet.reconcile.drift import must_apply
 from ballonet.reconcile.gather import (
     Observed,
@@ -133,12 +133,17 @@ class Reconciler:
         if await self._is_held_elsewhere(pool, children[0]):
             return Outcome(REFERENCE_PERIOD_SECONDS)
         observed = await self._gather(pool, children, memory)
-        decision = decide(
-            observed,
-            planner=lambda *inputs: self._plan(memory, *inputs),
-            installation=self._installation,
-            settle_seconds=self._settle_seconds(memory),
-        )
+        try:
+            decision = decide(
+                observed,
+                planner=lambda *inputs: self._plan(memory, *inputs),
+                installation=self._installation,
+                settle_seconds=self._settle_seconds(memory),
+            )
+        except Exception as fault:
+            # A fault of ours on one pool must show there and not take the others along.
+            await self._write_status(pool, broken(fault), observed.deployment.live)
+            raise
         decision, error = await self._apply(observed, decision, memory)
         written = await self._write_status(pool, decision, observed.deployment.live)
         if error is not None:
