@@ -84,7 +84,7 @@ def spawn(command: Sequence[str], log: Path, join: Sequence[Path], path: str) ->
     started = subprocess.run(
         ["sh", "-c", outer],
         cwd="/",
-        env={"PATH": path, "HOME": "/root"},
+        env={"PATH": path, "HOME": "/"},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
