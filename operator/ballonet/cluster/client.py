@@ -60,12 +60,15 @@ class KubernetesCluster:
         self._connection: Connection | None = None
         # The generated client carries no types.
         self._client: Any = None
+        # Those in use before are closed at the end: other calls may still be under way in them.
+        self._clients: list[Any] = []
         self._login = asyncio.Lock()
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._client is not None:
-            await self._client.close()
+        for client in self._clients:
+            await client.close()
+        self._clients.clear()
         self._client = self._connection = None
 
     # --- the port ---------------------------------------------------------------------------------
@@ -216,6 +219,10 @@ class KubernetesCluster:
                 content = await _read(response, call.limit_bytes)
         except TimeoutError as error:
             raise ApiError(0, "Timeout", f"{call}: no answer within the time limit") from error
+        except aiohttp.ClientConnectorCertificateError as error:
+            # The CA may have been exchanged in its file: trust is set up anew at the next call.
+            self._connection = None
+            raise ApiError(0, "Untrusted", f"{call}: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "Unreachable", f"{call}: {error!r}") from error
         if content is None:
@@ -228,7 +235,7 @@ class KubernetesCluster:
         if self._connection is None:
             async with self._login:
                 if self._connection is None:
-                    await self._use(await self._credentials())
+                    self._use(await self._credentials())
         assert self._connection is not None
         return self._connection
 
@@ -239,7 +246,7 @@ class KubernetesCluster:
                 fresh = await self._credentials()
                 if fresh == refused:
                     return False
-                await self._use(fresh)
+                self._use(fresh)
         return True
 
     async def _credentials(self) -> Connection:
@@ -248,17 +255,17 @@ class KubernetesCluster:
         except (RuntimeError, OSError) as error:
             raise ApiError(0, "NoCredentials", str(error)) from error
 
-    async def _use(self, connection: Connection) -> None:
-        configuration = Configuration()
-        configuration.host = connection.server
-        configuration.ssl_ca_cert = connection.ca_path
-        configuration.cert_file = connection.certificate_path
-        configuration.key_file = connection.key_path
-        configuration.verify_ssl = connection.verify_tls
-        old, self._client = self._client, ApiClient(configuration)
+    def _use(self, connection: Connection) -> None:
+        if self._connection is None or connection.tls != self._connection.tls:
+            configuration = Configuration()
+            configuration.host = connection.server
+            configuration.ssl_ca_cert = connection.ca_path
+            configuration.cert_file = connection.certificate_path
+            configuration.key_file = connection.key_path
+            configuration.verify_ssl = connection.verify_tls
+            self._client = ApiClient(configuration)
+            self._clients.append(self._client)
         self._connection = connection
-        if old is not None:
-            await old.close()
 
 
 def _path_of(obj: Json) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,11 @@ class Connection:
     certificate_path: str | None = None
     key_path: str | None = None
     verify_tls: bool = True
+
+    @property
+    def tls(self) -> Connection:
+        """Everything but the token."""
+        return replace(self, authorization=None)
 
     def ssl_context(self) -> ssl.SSLContext:
         """Return a fresh TLS context that trusts the CA and shows the client certificate."""
