@@ -19,10 +19,10 @@ import pytest
 from e2e.cluster import Cluster, ClusterError
 from e2e.faults.proxy import FaultProxy, Upstream
 from e2e.harness import installation
-from e2e.harness.api import NAMESPACE, POOL, Api, Json
+from e2e.harness.api import NAMESPACE, Api
 from e2e.harness.audit import AuditLog
 from e2e.harness.operators import LocalOperator, PodOperator, release_lease
-from e2e.harness.poll import eventually
+from e2e.harness.pool_client import PoolClient
 from e2e.harness.recorder import StatusRecorder
 from e2e.harness.site import Site, UnusableError, find_site
 from e2e.images import BuildError, build
@@ -57,6 +57,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if SCENARIOS in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SCENARIO_TIMEOUT_SECONDS))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """Scenarios with the operator's pod, then those with processes, then what looks back at all."""
+    if item.path.name == "test_rights.py":
+        return 3
+    if SCENARIOS not in item.path.parents:
+        return 0
+    return 2 if "local_operators" in getattr(item, "fixturenames", ()) else 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -135,7 +145,9 @@ def recorder(api: Api, crd: None) -> Iterator[StatusRecorder]:
 
 
 @pytest.fixture(scope="session")
-def installed(api: Api, crd: None, images: None, recorder: StatusRecorder) -> Iterator[PodOperator]:
+def installed(
+    api: Api, crd: None, engine_images: None, recorder: StatusRecorder
+) -> Iterator[PodOperator]:
     """Definitions, rights and account; the operator's pod is started by who needs it."""
     installation.install_account_and_rights(api)
     operator = PodOperator(api)
@@ -153,6 +165,11 @@ _numbers = itertools.count(1)
 def namespace(api: Api, request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace of the test's own, removed with everything in it."""
     word = request.node.name.removeprefix("test_").split("[")[0].replace("_", "-")
+    yield from make_namespace(api, word)
+
+
+def make_namespace(api: Api, word: str) -> Iterator[str]:
+    """Make a namespace, yield its name, and delete it."""
     name = f"{RUN}-{next(_numbers)}-{word}"[:63].rstrip("-")
     api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     yield name
@@ -235,25 +252,7 @@ def operator_behind_proxy(local_operators: LocalFactory, proxy: FaultProxy) -> L
     return operator
 
 
-PoolWait = Callable[..., Json]
-
-
 @pytest.fixture
-def wait_for(api: Api) -> PoolWait:
-    """Wait until a pool satisfies a predicate and return it."""
-
-    def wait(
-        namespace: str,
-        name: str,
-        predicate: Callable[[Json], bool],
-        what: str,
-        timeout_seconds: float = 60,
-    ) -> Json:
-        def probe() -> Json:
-            pool = api.get(POOL, namespace, name)
-            assert predicate(pool), pool.get("status", {}).get("conditions", "no conditions yet")
-            return pool
-
-        return eventually(probe, what, timeout_seconds=timeout_seconds)
-
-    return wait
+def pools(api: Api, namespace: str) -> PoolClient:
+    """Pools of the test's namespace."""
+    return PoolClient(api, namespace)

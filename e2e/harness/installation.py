@@ -18,7 +18,7 @@ DEPLOY_FOLDER: Final = REPOSITORY / "deploy"
 FOREIGN_CRD: Final = REPOSITORY / "e2e" / "crd" / "foreign-inferencepool.yaml"
 SYSTEM_NAMESPACE: Final = "ballonet-system"
 OPERATOR_IMAGE: Final = "localhost/ballonet/operator:dev"
-ACCOUNT: Final = "ballonet"
+ACCOUNT: Final = "ballonet-operator"
 OPERATOR_USER: Final = f"system:serviceaccount:{SYSTEM_NAMESPACE}:{ACCOUNT}"
 POOL_CRD: Final = "inferencepools.ballonet.io"
 

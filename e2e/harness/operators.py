@@ -23,7 +23,7 @@ from e2e.harness.installation import (
 )
 from e2e.harness.poll import eventually
 
-DEPLOYMENT_NAME: Final = "ballonet"
+DEPLOYMENT_NAME: Final = "ballonet-operator"
 READY_SECONDS: Final = 60
 # The operator promises to be gone 15 s after SIGTERM.
 STOP_SECONDS: Final = 15
@@ -168,7 +168,9 @@ class LocalOperator:
             "HOME": str(self.folder),
             "KUBERNETES_SERVICE_HOST": host,
             "KUBERNETES_SERVICE_PORT": str(port),
-            "BALLONET_HTTP_BIND": f"127.0.0.1:{self.port}",
+            "BALLONET_LISTEN": f"127.0.0.1:{self.port}",
+            # As a restarted container would: it takes up its own Lease at once.
+            "BALLONET_IDENTITY": self.folder.name,
             **self.env,
         }
         command = ["unshare", "--mount", "sh", "-c", _IN_ACCOUNT, str(self.folder / "account")]
