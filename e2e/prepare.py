@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from e2e import images, vllm
 from e2e.cache import cache_root, locked
 from e2e.cluster import ClusterError, machine
 from e2e.cluster import build as kubernetes
+from e2e.steps import BuildError, run_step, say
 
 # Executable -> Debian package, for images and the vLLM environment. None brings a system service.
 PACKAGE_OF = {"buildah": "buildah", "mmdebstrap": "mmdebstrap", "/usr/bin/python3.11": "python3.11"}
@@ -68,18 +68,14 @@ def _install_packages() -> None:
         return
     if os.geteuid() != 0:
         raise PrepareError(f"not root: ask an administrator to install {' '.join(missing)}")
-    _say(f"installing {' '.join(missing)}")
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for arguments in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
-        done = subprocess.run(
-            ["apt-get", "-qq", *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise PrepareError(f"apt-get {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+    names = " ".join(missing)
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    install = ["install", "--yes", "--no-install-recommends", *missing]
+    try:
+        run_step("prepare: package lists", ["apt-get", "-qq", "update"], quiet)
+        run_step(f"prepare: packages {names}", ["apt-get", "-qq", *install], quiet)
+    except BuildError as error:
+        raise PrepareError(str(error)) from error
 
 
 def _has_ensurepip() -> bool:
@@ -91,7 +87,7 @@ def _has_ensurepip() -> bool:
 
 
 def _say(line: str) -> None:
-    print(f"prepare: {line}", file=sys.stderr, flush=True)
+    say(f"prepare: {line}")
 
 
 def main() -> None:

