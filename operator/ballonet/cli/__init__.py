@@ -1,0 +1,1 @@
+"""The command line: plans without a cluster, and the operator."""

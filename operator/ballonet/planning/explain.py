@@ -232,7 +232,7 @@ def need_steps(need: EngineNeed, budget: Interval, *, engines: int, limit: int) 
         steps.append(
             Step(
                 f"Need: {run.topology}",
-                _run(run),
+                _run(run).partition(" = ")[0],
                 f"{run.runs * run.slots} sequences, {run.runs * run.own_blocks} blocks",
                 f"topology{share}",
             )
@@ -257,11 +257,11 @@ def need_steps(need: EngineNeed, budget: Interval, *, engines: int, limit: int) 
         )
     steps.append(
         Step(
-            "Need and budget",
-            f"{need.blocks} of {span(budget)} blocks",
+            "Need",
             f"{need.slots} sequences at once",
-            "",
+            f"{need.blocks} of {span(budget)} blocks",
+            "all topologies together",
         )
     )
-    steps.append(Step("Engine limit", "the number in every gate", f"{limit} sequences", ""))
+    steps.append(Step("Engine limit", "", f"{limit} sequences at once", "written to every gate"))
     return steps

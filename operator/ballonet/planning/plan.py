@@ -440,7 +440,8 @@ def _budget_finding(capacity: Capacity, slots: int, source: Source) -> Finding:
         Status.TRUE,
         Reason.GIVEN if source is Source.GIVEN else Reason.PREDICTED,
         f"{explain.amount(kv_cache)} of KV memory a rank ({source.value.lower()}) = "
-        f"{explain.span(blocks)} blocks of {layout.block_tokens} tokens; a sequence of {ceiling} tokens takes {layout.blocks(ceiling)}.",
+        f"{explain.span(blocks)} blocks of {layout.block_tokens} tokens; "
+        f"a sequence of {ceiling} tokens takes {layout.blocks(ceiling)}.",
     )
 
 
