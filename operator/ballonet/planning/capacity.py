@@ -95,6 +95,7 @@ class Capacity:
             pipeline=spec.parallelism.pipeline,
             max_num_seqs=max_num_seqs(slots, spec.engine.version),
             max_batched_tokens=max_batched_tokens(spec, resolved.device.device, slots),
+            vendor=resolved.device.vendor,
         )
 
     def blocks(self, slots: int) -> Interval | None:

@@ -11,6 +11,7 @@ from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan
 from ballonet.kv.units import Interval, format_bytes
+from ballonet.planning.budget import max_concurrent
 from ballonet.planning.topology import EngineNeed, Judgement, RoleNeed, RunNeed
 
 # Bound of a condition's message in the resource.
@@ -89,7 +90,10 @@ def budget_text(blocks: Interval, budget: Interval, safety_percent: int, source:
 def verdict_text(need: EngineNeed, budget: Interval, reason: Reason, sure: int, limit: int) -> str:
     """Return what the comparison of need and budget means."""
     if reason is Reason.FITS:
-        return f"all {need.slots} fit"
+        trust = ""
+        if limit > max_concurrent(budget.low, need.blocks_per_sequence):
+            trust = f"; the limit of {limit} trusts the ceilings and prefixes of roles"
+        return f"all {need.slots} fit{trust}"
     if reason is Reason.WOULD_DEADLOCK:
         return (
             f"{sure} fit, and {need.waiting_holders} sequences may hold a slot while they wait for "
@@ -218,7 +222,7 @@ def budget_steps(
 
 def need_steps(need: EngineNeed, budget: Interval, *, engines: int, limit: int) -> list[Step]:
     """Return how the need comes about, and what is made of both."""
-    concurrent = budget.low // need.blocks_per_sequence
+    concurrent = max_concurrent(budget.low, need.blocks_per_sequence)
     steps = [
         Step(
             "Max concurrent",

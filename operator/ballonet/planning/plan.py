@@ -152,7 +152,8 @@ def plan_pool(
     )
     if not remedies:
         return plan
-    advice = f"{plan.topology_fits.message} Fits with {remedies[0].summary}."
+    fits = "Fits" if plan.verdict is Verdict.DOES_NOT_FIT else "Surely fits"
+    advice = f"{plan.topology_fits.message} {fits} with {remedies[0].summary}."
     finding = replace(plan.topology_fits, message=explain.bounded(advice))
     return replace(plan, remedies=remedies, topology_fits=finding)
 
@@ -239,8 +240,8 @@ def _missing(
             Status.UNKNOWN,
             Reason.LAYOUT_NOT_UNDERSTOOD,
             explain.bounded(
-                f"{problem} The engine starts and its own report decides, with "
-                f"{unplanned_slots(spec)} sequences at once."
+                f"{problem.rstrip('.')}. Until then it runs {unplanned_slots(spec)} sequences at "
+                "once."
             ),
         )
     if unplanned:

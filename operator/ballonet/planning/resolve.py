@@ -171,7 +171,7 @@ def _geometry(
                 f"spec.model.name: {name} is not in the catalog{_instead(name, model_names())} "
                 "Otherwise give the text of its config.json in spec.model.config.",
             )
-        return catalogued.geometry, catalogued, None, f"catalog: {catalogued.source}"
+        return catalogued.geometry, catalogued, None, "catalog"
     if config.config_map_ref is not None:
         where = "spec.model.config.configMapRef"
         ref = config.config_map_ref
