@@ -87,6 +87,11 @@ class Reason(StrEnum):
         "WeightsUnknown",
         "The size of the weights is unknown; give spec.model.weights.",
     )
+    MEMORY_UNKNOWN = (
+        "MemoryUnknown",
+        "What this model needs beside KV blocks is not known for this device and engine version; "
+        "give spec.budget.kvCacheMemoryPerRank, or start it and let the engine report.",
+    )
     MODEL_DOES_NOT_FIT = (
         "ModelDoesNotFit",
         "Weights and working memory leave no room for KV blocks.",
@@ -218,6 +223,7 @@ REASONS: Final[dict[ConditionType, dict[Status, tuple[Reason, ...]]]] = {
             Reason.LAYOUT_NOT_UNDERSTOOD,
             Reason.UNPLANNED_ARGUMENT,
             Reason.WEIGHTS_UNKNOWN,
+            Reason.MEMORY_UNKNOWN,
             *ALWAYS_POSSIBLE,
         ),
     },
