@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from ballonet.api.v1alpha1 import KvCacheType
 from ballonet.catalog.flags import vllm_sampled_versions, vllm_switches
 from ballonet.engines.base import Gates
 from ballonet.engines.vllm import flags, is_known, render_args, user_arguments
-from ballonet.engines.vllm_arguments import OWNED, SHORT, UNPLANNED
+from ballonet.engines.vllm_arguments import OWNED, OWNED_VARIABLES, SHORT, UNPLANNED
 
 VERSIONS = tuple(version for version in vllm_sampled_versions() if is_known(version))
 
@@ -342,3 +344,15 @@ def test_what_argparse_would_set_is_refused(version: str, words: list[str]) -> N
 def test_each_unplanned_subject_has_a_flag_in_the_newest_version() -> None:
     for group in UNPLANNED:
         assert any(group.flags.fullmatch(flag) for flag in flags("0.33.0")), group.subject
+
+
+def test_the_documentation_names_every_owned_flag_and_variable() -> None:
+    text = (Path(__file__).parents[2] / "docs/engine-arguments.md").read_text()
+    documented = set(re.findall(r"`(--(?:\[no-\])?[a-z0-9-]+\*?)`", text))
+    documented = {flag.replace("[no-]", "") for flag in documented}
+    prefixes = tuple(flag[:-1] for flag in documented if flag.endswith("*"))
+    assert {flag for flag in OWNED if flag not in documented and not flag.startswith(prefixes)} == (
+        set()
+    )
+    variables = {name for name in OWNED_VARIABLES if not name.endswith("_VISIBLE_DEVICES")}
+    assert variables <= set(re.findall(r"`([A-Z0-9_]+)`", text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from ballonet.catalog.lookup import folded, load
 from ballonet.kv.geometry import ModelGeometry, parse_config
@@ -36,7 +36,7 @@ def _rows() -> dict[str, dict[str, object]]:
     return rows
 
 
-@cache
+@lru_cache(maxsize=64)
 def model(name: str) -> CatalogModel | None:
     """Return the model of a hub name or alias, without regard to case; None when unknown."""
     row = _rows().get(folded(name))

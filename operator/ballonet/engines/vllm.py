@@ -17,6 +17,7 @@ from ballonet.engines.vllm_versions import (
     is_known,
     parse_version,
 )
+from ballonet.kv.memory import GRAPH_SIZES
 
 __all__ = [
     "METRICS",
@@ -60,13 +61,9 @@ def default_batched_tokens(device: str) -> int:
 def next_graph_size(sequences: int) -> int:
     """Return the smallest CUDA graph size that holds this many sequences.
 
-    vLLM captures 1, 2, 4, then every 8 below 256, then every 16.
+    Beyond the largest graph there is no better size than the number itself.
     """
-    for size in (1, 2, 4):
-        if sequences <= size:
-            return size
-    step = 8 if sequences <= 256 else 16
-    return -(-sequences // step) * step
+    return next((size for size in GRAPH_SIZES if size >= sequences), sequences)
 
 
 def render_args(gates: Gates, version: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 from ballonet.catalog.flags import vllm_switches
@@ -179,7 +179,7 @@ SHORT: Final[Mapping[str, str]] = {
 }
 _SHORT_WITH_VALUE_ATTACHED: Final = frozenset(flag for flag in SHORT if len(flag) == 2)
 
-_OWNED_VARIABLES: Final[Mapping[str, str]] = {
+OWNED_VARIABLES: Final[Mapping[str, str]] = {
     "VLLM_PORT": "leave it out: it moves the engine's own ports",
     "VLLM_CPU_KVCACHE_SPACE": "set spec.budget.kvCacheMemoryPerRank",
     "VLLM_PP_LAYER_PARTITION": "leave it out: layers are spread evenly over the stages",
@@ -237,8 +237,8 @@ def user_arguments(args: Sequence[str], env: Mapping[str, str], version: str) ->
 
 
 def _screen_variable(name: str, value: str, *, refused: list[str], unplanned: list[str]) -> None:
-    if name in _OWNED_VARIABLES:
-        refused.append(f"variable {name} is refused; {_OWNED_VARIABLES[name]}")
+    if name in OWNED_VARIABLES:
+        refused.append(f"variable {name} is refused; {OWNED_VARIABLES[name]}")
         return
     for pattern, subject in _UNPLANNED_VARIABLES:
         if pattern.fullmatch(name):
@@ -346,7 +346,7 @@ def _judge_option(option: str, spelled: str, value: str | None) -> _Verdict | No
     return None
 
 
-@cache
+@lru_cache(maxsize=64)
 def _options(version: str) -> frozenset[str]:
     """Return the long options that a version may take, with the --no- forms of its switches."""
     known = possible_flags(version)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
 from ballonet.catalog.flags import vllm_flag_ranges, vllm_sampled_versions
@@ -50,7 +50,7 @@ def is_known(version: str) -> bool:
     return parsed >= OLDEST and parsed[:2] <= NEWEST[:2]
 
 
-@cache
+@lru_cache(maxsize=64)
 def flags(version: str) -> frozenset[str]:
     """Return the flags that this version surely takes.
 
@@ -60,7 +60,7 @@ def flags(version: str) -> frozenset[str]:
     return frozenset.intersection(*(_sampled_flags(near) for near in _neighbours(version)))
 
 
-@cache
+@lru_cache(maxsize=64)
 def possible_flags(version: str) -> frozenset[str]:
     """Return the flags that this version may take: those of either neighbour."""
     return frozenset.union(*(_sampled_flags(near) for near in _neighbours(version)))

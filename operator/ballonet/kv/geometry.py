@@ -35,6 +35,7 @@ _KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_att
 _HEAD_DIM: Final = ("head_dim", "kv_channels", "hidden_size_per_head", "attention_head_dim")
 _HIDDEN: Final = ("hidden_size", "n_embd", "d_model", "dim")
 _INTERMEDIATE: Final = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
+_EXPERTS_PER_TOKEN: Final = ("num_experts_per_tok", "num_experts_per_token")
 _VOCAB: Final = ("vocab_size", "padded_vocab_size")
 _POSITIONS: Final = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
@@ -134,6 +135,7 @@ class ModelGeometry:
     Attributes:
         kv_heads: key/value heads of one layer, over all ranks.
         intermediate: width of the MLP, or of all experts of one token; None when not given.
+        experts_per_token: experts that a token passes through; 0 for dense models.
         dtype: number format of the checkpoint.
         max_position_tokens: longest sequence that vLLM accepts for the model; None where that
             depends on the version or is not given.
@@ -159,6 +161,7 @@ class ModelGeometry:
     quantization: str | None = None
     declared_kv_cache: str | None = None
     encoder: str | None = None
+    experts_per_token: int = 0
 
     @property
     def weights_bytes(self) -> int | None:
@@ -229,6 +232,7 @@ def parse_config(text: str) -> ModelGeometry:
         else str(quantization.get("quant_method") or "unnamed"),
         declared_kv_cache=_declared_kv_cache(quantization or {}),
         encoder=encoder,
+        experts_per_token=_optional(config, _EXPERTS_PER_TOKEN, 4096) or 0,
     )
 
 
@@ -408,7 +412,7 @@ def _working_width(config: Mapping[str, Any]) -> int | None:
     """Return how wide the MLP of one token is: of experts, those that a token passes through."""
     dense = _optional(config, _INTERMEDIATE, MAX_SIZE)
     expert = _optional(config, ("moe_intermediate_size",), MAX_SIZE)
-    per_token = _optional(config, ("num_experts_per_tok", "num_experts_per_token"), MAX_SIZE)
+    per_token = _optional(config, _EXPERTS_PER_TOKEN, 4096)
     if per_token is None:
         return dense
     width = expert or dense
