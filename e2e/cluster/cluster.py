@@ -113,7 +113,10 @@ class Cluster:
         if holder is None or not holder.alive:
             return Status("dead", {}, False, tuple(self.leftovers()))
         states = {name: self._state(name) for name in components.COMPONENTS}
-        ready = all(state == "running" for state in states.values()) and self._node_ready()
+        ready = False
+        if all(state == "running" for state in states.values()):
+            with contextlib.suppress(ClusterError):  # no answer
+                ready = self._node_ready()
         return Status(holder.state, states, ready, ())
 
     def leftovers(self) -> list[str]:
@@ -231,7 +234,7 @@ class Cluster:
         """
         process = self._running(name)
         process.send(signal_number)
-        if not process.wait(STOP_TIMEOUT_SECONDS):
+        if not process.wait("dead", STOP_TIMEOUT_SECONDS):
             raise ClusterError(f"{name} (process {process.pid}) does not end: use SIGKILL")
 
     def start_component(self, name: str, timeout_seconds: float = 60) -> None:
@@ -250,7 +253,13 @@ class Cluster:
 
     def pause_component(self, name: str) -> None:
         """Freeze one component: its connections stay open and nobody answers."""
-        self._running(name).send(signal.SIGSTOP)
+        process = self._running(name)
+        process.send(signal.SIGSTOP)
+        # Its threads stop one after the other.
+        if not process.wait("paused", STOP_TIMEOUT_SECONDS):
+            raise ClusterError(
+                f"{name} (process {process.pid}) does not pause: it is {process.state}"
+            )
 
     def resume_component(self, name: str) -> None:
         """Let a frozen component go on."""

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster.errors import ClusterError
-
 
 def boot_id() -> str:
     """Differs after every boot of the machine: process ids of another boot mean nothing."""
@@ -26,17 +24,18 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> "Process":
-        """The process that has this id now. Raises ClusterError when there is none."""
+        """The process that has this id now, or one that is dead when none has."""
         stat = _stat(pid)
-        if stat is None:
-            raise ClusterError(f"process {pid} ended as soon as it was started")
-        return cls(pid, int(stat[19]))
+        return cls(pid, int(stat[19]) if stat else -1)
 
     @property
     def state(self) -> str:
         """`running`, `paused` (stopped by a signal) or `dead`."""
         stat = _stat(self.pid)
-        if stat is None or int(stat[19]) != self.start_ticks or stat[0] in "ZX":
+        if stat is None or int(stat[19]) != self.start_ticks:
+            return "dead"
+        # While other threads still end, the process holds its ports.
+        if stat[0] in "ZX" and int(stat[17]) <= 1:
             return "dead"
         return "paused" if stat[0] in "Tt" else "running"
 
@@ -59,10 +58,10 @@ class Process:
         finally:
             os.close(handle)
 
-    def wait(self, timeout_seconds: float) -> bool:
-        """True as soon as the process has ended, False when it has not after the time."""
+    def wait(self, state: str, timeout_seconds: float) -> bool:
+        """True as soon as the process is in `state`, False when it is not after the time."""
         deadline = time.monotonic() + timeout_seconds
-        while self.alive:
+        while self.state != state:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
@@ -93,8 +92,8 @@ def spawn(command: Sequence[str], log: Path, join: Sequence[Path], path: str) ->
 
 
 def _stat(pid: int) -> list[str] | None:
-    # proc(5): the name in parentheses may hold spaces; field 3 (state) follows it, field 22 is the
-    # start time in clock ticks since boot.
+    # proc(5): the name in parentheses may hold spaces. Field 3 (state) follows it at index 0, field
+    # 20 is the number of threads, field 22 the start time in clock ticks since boot.
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -3,8 +3,7 @@
 import os
 import signal
 import stat
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -123,13 +122,6 @@ def test_a_machine_without_go_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert "Go is not installed" in (build.cannot_build(tmp_path) or "")
 
 
-def _eventually(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def sleeper(tmp_path: Path) -> Iterator[Process]:
     process = spawn(["sleep", "60"], tmp_path / "log", [], os.environ["PATH"])
@@ -140,9 +132,9 @@ def sleeper(tmp_path: Path) -> Iterator[Process]:
 def test_a_process_is_followed_through_pause_and_end(sleeper: Process) -> None:
     assert sleeper.state == "running"
     sleeper.send(signal.SIGSTOP)
-    _eventually(lambda: sleeper.state == "paused")
+    assert sleeper.wait("paused", 10)
     sleeper.send(signal.SIGKILL)
-    assert sleeper.wait(10)
+    assert sleeper.wait("dead", 10)
     assert sleeper.state == "dead"
 
 
@@ -150,12 +142,12 @@ def test_a_process_that_has_a_recorded_id_but_started_later_is_left_alone(sleepe
     earlier = Process(sleeper.pid, sleeper.start_ticks - 1)
     assert earlier.state == "dead"
     earlier.send(signal.SIGKILL)
-    assert not sleeper.wait(0.2)
+    assert not sleeper.wait("dead", 0.2)
 
 
 def test_a_spawned_process_gets_no_environment_but_its_path(tmp_path: Path) -> None:
     process = spawn(["env"], tmp_path / "log", [], "/usr/bin:/bin")
-    assert process.wait(10)
+    assert process.wait("dead", 10)
     names = {line.split("=")[0] for line in (tmp_path / "log").read_text().splitlines()}
     assert names <= {"PATH", "HOME", "PWD", "OLDPWD", "SHLVL", "_"}
 
