@@ -205,6 +205,7 @@ _UNPLANNED_VARIABLES: Final = (
     ),
 )
 _ARGUMENT_VARIABLES: Final = re.compile(r"VLLM_([A-Z0-9_]+_)?ARGS")
+SWITCHES_READ_IN: Final = "0.32.0"
 _NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
 _REFERENCE: Final = re.compile(r"\$(\$|\(([^()]*)\))")
 
@@ -354,8 +355,10 @@ def _options(version: str) -> frozenset[str]:
 
 
 def _is_switch(flag: str) -> bool:
-    # Switches that were gone before 0.32.0, or came after, are told by their first word.
-    return flag in vllm_switches() or flag.startswith(("--enable-", "--disable-"))
+    # Switches were read in one version; those that it lacks are told by their first word.
+    if flag in possible_flags(SWITCHES_READ_IN):
+        return flag in vllm_switches()
+    return flag.startswith(("--enable-", "--disable-"))
 
 
 def _base(option: str) -> str:
