@@ -1,0 +1,322 @@
+"""Laws of planning, on random pools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ballonet.api.conditions import REASONS, ConditionType, Reason
+from ballonet.api.status import Verdict
+from ballonet.kv.units import Interval
+from ballonet.planning.budget import blocks_for_budget, budget_blocks
+from ballonet.planning.capacity import Capacity, max_num_seqs, slot_limits
+from ballonet.planning.measured import EngineReport, verify
+from ballonet.planning.plan import plan_pool
+from ballonet.planning.remedies import patched_spec
+from ballonet.planning.resolve import resolve
+from ballonet.planning.runtime_budget import runtime_budget
+from ballonet.planning.topology import BlockSizes, EngineNeed, judge, pool_need
+from tests.pools import DEMO, H100, kv_memory, spec
+
+SIZES = BlockSizes(lambda tokens: -(-tokens // 32), lambda tokens: tokens // 32)
+CEILING = 1024
+
+
+@st.composite
+def topologies(draw: st.DrawFn, most_runs: int = 6) -> list[dict[str, Any]]:
+    def role(number: int) -> dict[str, Any]:
+        found: dict[str, Any] = {"name": f"r{number}", "count": draw(st.integers(1, 8))}
+        if draw(st.booleans()):
+            found["maxTokens"] = draw(st.integers(160, CEILING))
+        if draw(st.booleans()):
+            found["sharedPrefix"] = draw(st.sampled_from(["p", "q"]))
+        if draw(st.integers(0, 3)) == 0:
+            found["holdsSlotWhileWaiting"] = "Never"
+        return found
+
+    return [
+        {
+            "name": f"t{t}",
+            "concurrentRuns": draw(st.integers(1, most_runs)),
+            "roles": [role(r) for r in range(draw(st.integers(1, 4)))],
+        }
+        for t in range(draw(st.integers(0, 3)))
+    ]
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> dict[str, Any]:
+    credit = st.sampled_from(["None", "Declared"])
+    return {
+        "topologies": draw(topologies()),
+        "sharedPrefixes": [
+            {"name": "p", "tokens": draw(st.integers(1, 160)), "credit": draw(credit)},
+            {"name": "q", "tokens": draw(st.integers(1, 160)), "credit": draw(credit)},
+        ],
+        "reservedSlots": draw(st.integers(0, 3)),
+        "replicas": draw(st.integers(0, 4)),
+        "budget": {
+            **kv_memory(draw(st.integers(1, 3000))),
+            "safetyPercent": draw(st.integers(1, 100)),
+        },
+    }
+
+
+def need_of(pool: dict[str, Any]) -> EngineNeed:
+    return pool_need(spec(DEMO, **pool), SIZES)
+
+
+RANK = {Verdict.DOES_NOT_FIT: 0, Verdict.UNKNOWN: 1, Verdict.FITS: 2}
+
+
+@given(pools(), st.integers(0, 2000))
+def test_more_memory_never_makes_a_plan_worse(pool: dict[str, Any], more: int) -> None:
+    before = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
+    memory = pool["budget"]["kvCacheMemoryPerRank"] + more * 65_536
+    budget = {**pool["budget"], "kvCacheMemoryPerRank": memory}
+    after = plan_pool("p", spec(DEMO, **{**pool, "budget": budget}), with_remedies=False)
+    assert RANK[after.verdict] >= RANK[before.verdict]
+    assert before.available_slots is not None and after.available_slots is not None
+    assert after.available_slots >= before.available_slots
+    assert before.gates is not None and after.gates is not None
+    assert after.gates.max_concurrent >= before.gates.max_concurrent
+
+
+@given(pools(), st.integers(1, 100))
+def test_less_safety_never_makes_a_plan_worse(pool: dict[str, Any], safety: int) -> None:
+    low, high = sorted((safety, pool["budget"]["safetyPercent"]))
+    plans = [
+        plan_pool(
+            "p",
+            spec(DEMO, **{**pool, "budget": {**pool["budget"], "safetyPercent": percent}}),
+            with_remedies=False,
+        )
+        for percent in (low, high)
+    ]
+    assert RANK[plans[1].verdict] >= RANK[plans[0].verdict]
+    assert (plans[1].available_slots or 0) >= (plans[0].available_slots or 0)
+
+
+@given(pools(), st.integers(CEILING, 4096))
+def test_a_higher_ceiling_never_makes_a_plan_better(pool: dict[str, Any], ceiling: int) -> None:
+    low = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
+    high = plan_pool(
+        "p", spec(DEMO, **{**pool, "sequence": {"maxTokens": ceiling}}), with_remedies=False
+    )
+    assert RANK[high.verdict] <= RANK[low.verdict]
+    assert (high.max_concurrent or 0) <= (low.max_concurrent or 0)
+
+
+@given(
+    st.sampled_from([20, 40, 60, 90]),
+    st.sampled_from([20, 40, 60, 90]),
+    topologies(most_runs=3),
+    st.sampled_from(["0.10.2", "0.16.0", "0.20.0", "0.26.0", "0.32.0"]),
+)
+@settings(max_examples=60)
+def test_more_of_the_device_never_makes_a_prediction_worse(
+    one: int, other: int, runs: list[dict[str, Any]], version: str
+) -> None:
+    for topology in runs:
+        for role in topology["roles"]:
+            role.pop("sharedPrefix", None)
+    low, high = (
+        plan_pool(
+            "p",
+            spec(
+                H100,
+                topologies=runs,
+                accelerator={"memoryPercent": percent},
+                parallelism={"tensor": 4},
+                engine={"version": version},
+            ),
+            with_remedies=False,
+        )
+        for percent in sorted((one, other))
+    )
+    assert RANK[high.verdict] >= RANK[low.verdict]
+    assert (high.available_slots or 0) >= (low.available_slots or 0)
+
+
+@given(pools())
+@settings(max_examples=60)
+def test_every_remedy_makes_the_plan_fit(pool: dict[str, Any]) -> None:
+    plan = plan_pool("p", spec(DEMO, **pool))
+    if plan.verdict is Verdict.FITS:
+        assert plan.remedies == ()
+    for remedy in plan.remedies:
+        after = plan_pool("p", patched_spec(plan.spec, remedy.patch))
+        assert after.verdict is Verdict.FITS, remedy
+        assert after.available_slots is not None
+        assert after.available_slots >= after.required_slots
+
+
+@given(pools())
+@settings(max_examples=60)
+def test_a_pool_that_one_block_of_ceiling_would_not_fix_has_the_exact_remedy(
+    pool: dict[str, Any],
+) -> None:
+    plan = plan_pool("p", spec(DEMO, **pool))
+    lower = next((r for r in plan.remedies if r.name == "LowerCeiling"), None)
+    assume(lower is not None and lower.patch["spec"]["sequence"]["maxTokens"] + 32 < CEILING)
+    assert lower is not None
+    ceiling = lower.patch["spec"]["sequence"]["maxTokens"] + 32
+    roles = [r for t in pool["topologies"] for r in t["roles"]]
+    for role in roles:
+        role["maxTokens"] = min(role.get("maxTokens", CEILING), ceiling)
+    higher = spec(DEMO, **{**pool, "sequence": {"maxTokens": ceiling}})
+    assert plan_pool("p", higher, with_remedies=False).verdict is not Verdict.FITS
+
+
+@given(pools())
+def test_fitting_means_that_every_required_sequence_has_a_slot_and_its_blocks(
+    pool: dict[str, Any],
+) -> None:
+    plan = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
+    assert plan.gates is not None and plan.available_slots is not None
+    assert plan.gates.max_concurrent >= 1
+    if plan.verdict is Verdict.FITS:
+        assert plan.need_blocks is not None and plan.budget_blocks is not None
+        assert plan.need_blocks <= plan.budget_blocks.low
+        assert plan.required_slots <= plan.available_slots <= plan.gates.max_concurrent
+    elif plan.required_slots:
+        assert plan.available_slots < plan.required_slots
+
+
+def brute_force_slots(need: EngineNeed, budget: int) -> int:
+    """Return what surely fits, by trying every number of runs and every even share."""
+    most = max((run.runs for run in need.runs), default=0)
+    parts = [need.at_most(n) for n in range(most + 1)]
+    parts += [need.shared_among(n) for n in range(1, most + 1)]
+    fitting = [part.slots for part in parts if part.blocks <= budget]
+    at_ceiling = budget // need.blocks_per_sequence
+    return max([at_ceiling, *fitting])
+
+
+@given(pools(), st.integers(0, 3000))
+def test_k_of_n_against_brute_force(pool: dict[str, Any], budget: int) -> None:
+    need = need_of(pool)
+    assert max(budget // need.blocks_per_sequence, need.part_slots(budget)) == (
+        brute_force_slots(need, budget)
+    )
+
+
+def brute_force_need(pool: dict[str, Any]) -> tuple[int, int]:
+    """Return most slots and an upper bound of blocks over every choice of phases of the runs."""
+    slots = blocks = pool["reservedSlots"]
+    blocks *= 32
+    credited = {
+        p["name"]: p["tokens"] // 32 for p in pool["sharedPrefixes"] if p["credit"] == "Declared"
+    }
+    used: set[str] = set()
+    for topology in pool["topologies"]:
+        holding = [r for r in topology["roles"] if r.get("holdsSlotWhileWaiting") != "Never"]
+        phases = [holding, *([r] for r in topology["roles"] if r not in holding)]
+        used |= {r.get("sharedPrefix") for r in topology["roles"]} & set(credited)
+        runs = topology["concurrentRuns"]
+        slots += runs * max(sum(r["count"] for r in phase) for phase in phases)
+        blocks += runs * max(
+            sum(
+                r["count"]
+                * (-(-r.get("maxTokens", CEILING) // 32) - credited.get(r.get("sharedPrefix"), 0))
+                for r in phase
+            )
+            for phase in phases
+        )
+    return slots, blocks + sum(credited[name] for name in used)
+
+
+@given(pools())
+def test_the_need_against_brute_force(pool: dict[str, Any]) -> None:
+    need = need_of(pool)
+    assert (need.slots, need.blocks) == brute_force_need(pool)
+
+
+@given(pools())
+def test_credit_never_raises_the_need_and_never_frees_more_than_is_shared(
+    pool: dict[str, Any],
+) -> None:
+    plain = [{**prefix, "credit": "None"} for prefix in pool["sharedPrefixes"]]
+    without = need_of({**pool, "sharedPrefixes": plain})
+    credited = need_of(pool)
+    assert credited.slots == without.slots
+    # A prefix that the fullest phase does not use is still counted once.
+    assert credited.blocks <= without.blocks + sum(
+        prefix["tokens"] // 32 for prefix in pool["sharedPrefixes"]
+    )
+    assert all(role.blocks >= role.shared_blocks for run in credited.runs for role in run.roles)
+
+
+@given(
+    st.sampled_from(["0.10.2", "0.13.0", "0.19.1", "0.24.0", "0.30.0", "0.31.0", "0.33.0"]),
+    st.sampled_from([4096, 16_384, 40_960]),
+    st.sampled_from([1, 2, 4]),
+    st.integers(20, 95),
+    topologies(most_runs=3),
+)
+@settings(max_examples=25)
+def test_the_limit_is_the_largest_that_its_own_memory_holds(
+    version: str, ceiling: int, tensor: int, percent: int, runs: list[dict[str, Any]]
+) -> None:
+    for topology in runs:
+        for role in topology["roles"]:
+            role.pop("sharedPrefix", None)
+    changed = spec(
+        H100,
+        engine={"version": version},
+        sequence={"maxTokens": ceiling},
+        parallelism={"tensor": tensor},
+        accelerator={"memoryPercent": percent},
+        topologies=runs,
+    )
+    resolved = resolve(changed, None)
+    assert resolved.layout is not None
+    capacity = Capacity(changed, resolved, resolved.layout)
+    need = pool_need(changed, BlockSizes.of(resolved.layout))
+    found = slot_limits(capacity, need)
+
+    def held(slots: int) -> int:
+        return brute_force_slots(need, capacity.budget(slots).low)
+
+    top = max(1024, need.slots)
+    surely = [slots for slots in range(1, top + 1) if held(slots) >= slots]
+    assert found.sure == max(surely, default=0)
+    assert found.limit >= max(1, found.sure)
+    assert max_num_seqs(found.limit, version) >= found.limit
+
+
+@given(st.integers(1, 10**9), st.integers(1, 100))
+def test_blocks_for_a_budget_are_the_fewest(need: int, safety: int) -> None:
+    blocks = blocks_for_budget(need, safety)
+    assert budget_blocks(blocks, safety) >= need
+    assert budget_blocks(blocks - 1, safety) < need
+
+
+@given(pools(), st.integers(0, 500), st.integers(0, 500), st.integers(0, 20))
+def test_a_narrower_interval_never_turns_a_verdict_around(
+    pool: dict[str, Any], low: int, width: int, limit: int
+) -> None:
+    need = need_of(pool)
+    wide = judge(need, Interval(low, low + width), limit).verdict
+    for exact in (low, low + width):
+        narrow = judge(need, Interval.point(exact), limit).verdict
+        assert wide is Verdict.UNKNOWN or narrow is wide
+
+
+@given(pools(), st.integers(1, 4000), st.one_of(st.none(), st.integers(1, 64)))
+def test_verification_answers_for_every_report(
+    pool: dict[str, Any], blocks: int, block_tokens: int | None
+) -> None:
+    plan = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
+    found = verify(plan, [EngineReport(blocks, block_tokens)])
+    assert plan.gates is not None and found.topology.available_slots is not None
+    assert found.topology.available_slots <= plan.gates.max_concurrent
+    assert (
+        found.topology_fits.reason
+        in (REASONS[ConditionType.TOPOLOGY_FITS][found.topology_fits.status])
+    )
+    if found.topology.verdict is Verdict.FITS and found.topology_fits.reason is Reason.FITS:
+        assert (found.topology.need_blocks or 0) <= (found.topology.budget_blocks or 0)
+    assert runtime_budget(plan)["slots"] == plan.gates.max_concurrent

@@ -1,0 +1,140 @@
+"""The plan held against reports of running engines."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from ballonet.api.conditions import Reason, Status
+from ballonet.api.status import Verdict
+from ballonet.planning.measured import EngineReport, Verification, verify
+from ballonet.planning.plan import Plan, plan_pool
+from tests.pools import DEMO, H100, TINY_CONFIG, role, spec, topology
+
+
+def demo(**changes: Any) -> Plan:
+    return plan_pool("demo", spec(DEMO, **changes))
+
+
+def held(plan: Plan, *reports: EngineReport) -> Verification:
+    return verify(plan, reports)
+
+
+FITTING = {"sequence": {"maxTokens": 608}}
+
+
+def test_the_remedied_demo_is_confirmed() -> None:
+    # Labels of the real engine at 608 tokens: 128 blocks, 128 / 19 sequences.
+    found = held(demo(**FITTING), EngineReport(128, 32, Fraction("6.7368421052631575"), 8_388_608))
+    assert found.budget is not None
+    assert (found.budget.blocks, found.budget.blocks_per_sequence) == (128, 19)
+    assert found.budget.max_concurrent == 6
+    assert found.budget_verified.reason is Reason.CONFIRMED
+    assert found.topology_fits.status is Status.TRUE
+    assert "budget 114 (128 blocks - 1, x 90 %, measured)" in found.topology_fits.message
+    assert found.error_per_mille is None
+
+
+def test_the_label_counts_the_null_block_and_is_never_taken_for_slots() -> None:
+    # "4.00x" on 128 blocks: four full sequences do not fit beside the null block.
+    found = held(demo(), EngineReport(128, 32, Fraction(4)))
+    assert found.budget is not None and found.budget.max_concurrent == 3
+    exact = held(demo(budget={"safetyPercent": 100}), EngineReport(128, 32, Fraction(4)))
+    assert exact.budget is not None and exact.budget.max_concurrent == 3
+
+
+def test_no_report_leaves_the_plan_alone() -> None:
+    plan = demo()
+    found = held(plan)
+    assert found.budget is None
+    assert found.budget_verified.status is Status.UNKNOWN
+    assert found.topology_fits == plan.topology_fits
+    assert found.topology == plan.topology
+
+
+def test_the_lowest_engine_decides() -> None:
+    reports = [EngineReport(128, 32), EngineReport(100, 32), EngineReport(120, 32)]
+    found = held(demo(**FITTING), *reports)
+    assert found.budget is not None
+    assert (found.budget.engines, found.budget.blocks) == (3, 100)
+    assert found.budget_verified.reason is Reason.BELOW_PLAN
+    assert found.topology_fits.status is Status.FALSE
+    assert "4 fit" in found.topology_fits.message
+
+
+def test_another_block_size_than_planned_is_compared_by_tokens() -> None:
+    same_tokens = held(demo(**FITTING), EngineReport(64, 64))
+    assert same_tokens.budget_verified.reason is Reason.CONFIRMED
+    assert same_tokens.budget is not None and same_tokens.budget.blocks_per_sequence == 10
+    assert held(demo(**FITTING), EngineReport(63, 64)).budget_verified.reason is Reason.BELOW_PLAN
+
+
+def test_role_ceilings_are_rescaled_by_the_plan() -> None:
+    plan = demo(topologies=[topology(role("planner"), role("worker", 3, maxTokens=512))])
+    # The engine says that a sequence at the ceiling takes 40 blocks, not 32.
+    found = held(plan, EngineReport(128, 32, Fraction(128, 40)))
+    assert found.topology.need_blocks == 40 + 3 * 20
+    assert [r.blocks for r in found.topology.roles] == [40, 20]
+
+
+@pytest.mark.parametrize(
+    ("label", "blocks_per_sequence"),
+    [("19.32", 53), ("19.320754716981131", 53), ("73.14", 14), ("1024.0", 1), ("1.0", 1024)],
+)
+def test_blocks_of_a_sequence_come_from_the_label(label: str, blocks_per_sequence: int) -> None:
+    found = held(demo(), EngineReport(1024, 32, Fraction(label)))
+    assert found.budget is not None
+    assert found.budget.blocks_per_sequence == blocks_per_sequence
+
+
+def test_more_than_the_limit_is_never_available() -> None:
+    found = held(demo(**FITTING), EngineReport(1280, 32))
+    assert found.budget is not None and found.budget.max_concurrent == 60
+    assert found.topology.available_slots == 6
+
+
+def test_blocks_that_the_limit_does_not_let_in_do_not_make_it_fit() -> None:
+    found = held(demo(), EngineReport(1280, 32))
+    assert found.topology.verdict is Verdict.DOES_NOT_FIT
+    assert "started for 3 at once" in found.topology_fits.message
+
+
+def test_the_error_of_a_prediction_is_told_in_thousandths() -> None:
+    plan = plan_pool("p", spec(H100))
+    assert plan.blocks is not None
+    low = plan.blocks.low
+    assert held(plan, EngineReport(low, 16)).error_per_mille == 0
+    assert held(plan, EngineReport(low * 2, 16)).error_per_mille == -500
+    assert held(plan, EngineReport(low // 2, 16)).error_per_mille == pytest.approx(1000, abs=1)
+
+
+UNKNOWN = {
+    "model": {"config": {"inline": json.dumps({**json.loads(TINY_CONFIG), "sliding_window": 64})}}
+}
+
+
+def test_a_model_that_was_not_planned_for_is_judged_by_its_engine() -> None:
+    plan = demo(**UNKNOWN)
+    assert plan.verdict is Verdict.UNKNOWN
+    fits = held(plan, EngineReport(1024, 32, Fraction(1024, 53)))
+    assert fits.topology.verdict is Verdict.FITS
+    assert fits.topology.need_blocks == 6 * 53
+    assert fits.budget_verified.reason is Reason.CONFIRMED
+    unfit = held(plan, EngineReport(256, 32, Fraction(256, 53)))
+    assert unfit.topology.verdict is Verdict.DOES_NOT_FIT
+
+
+def test_lower_role_ceilings_of_such_a_model_stay_unknown_when_they_decide() -> None:
+    plan = demo(**UNKNOWN, topologies=[topology(role("planner"), role("worker", 5, maxTokens=128))])
+    assert held(plan, EngineReport(1024, 32, Fraction(1024, 53))).topology.verdict is Verdict.FITS
+    unsure = held(plan, EngineReport(256, 32, Fraction(256, 53)))
+    assert unsure.topology_fits.reason is Reason.BUDGET_UNKNOWN
+
+
+def test_an_engine_that_does_not_say_what_a_sequence_takes() -> None:
+    found = held(demo(**UNKNOWN), EngineReport(1024, 32))
+    assert found.budget is not None and found.budget.max_concurrent is None
+    assert found.topology_fits.reason is Reason.BUDGET_UNKNOWN

@@ -1,0 +1,370 @@
+"""The plan of a pool, end to end and without a cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ballonet.api.conditions import REASONS, ConditionType, Reason, Status
+from ballonet.api.status import EnforcedBy, Source, Verdict
+from ballonet.kv.units import GIB, Interval
+from ballonet.planning.explain import MAX_MESSAGE_CHARACTERS
+from ballonet.planning.plan import Plan, plan_pool
+from tests.pools import DEMO, H100, TINY_CONFIG, kv_memory, role, spec, topology
+
+
+def demo(**changes: Any) -> Plan:
+    return plan_pool("demo", spec(DEMO, **changes))
+
+
+def h100(**changes: Any) -> Plan:
+    return plan_pool("demo", spec(H100, **changes))
+
+
+def flag(plan: Plan, name: str) -> str | None:
+    """Return the value of a flag that is written to the engine."""
+    if name not in plan.engine_args:
+        return None
+    return plan.engine_args[plan.engine_args.index(name) + 1]
+
+
+def test_the_demo_does_not_fit_and_says_why() -> None:
+    plan = demo()
+    assert plan.required_slots == 6
+    assert plan.need_blocks == 192
+    assert plan.blocks == Interval.point(128)
+    assert plan.budget_blocks == Interval.point(114)
+    assert plan.available_slots == plan.max_concurrent == 3
+    assert plan.topology_fits.status is Status.FALSE
+    assert plan.topology_fits.reason is Reason.EXCEEDS_BUDGET
+    assert plan.topology_fits.message == (
+        "planner 1 + worker 5 = 6 sequences x 32 blocks = 192; budget 114 (128 blocks - 1, x 90 %, "
+        "given); 3 fit. Fits with ceiling 608 (19 blocks)."
+    )
+
+
+def test_the_demo_fits_at_the_lowered_ceiling() -> None:
+    plan = demo(sequence={"maxTokens": 608})
+    assert (plan.required_slots, plan.need_blocks, plan.available_slots) == (6, 114, 6)
+    assert plan.topology_fits.status is Status.TRUE
+    assert plan.remedies == ()
+
+
+def test_the_limit_of_a_pool_that_does_not_fit_is_what_fits() -> None:
+    plan = demo()
+    assert flag(plan, "--max-num-active-seqs") == "3"
+    assert flag(plan, "--max-num-seqs") == "4"
+    assert flag(plan, "--max-model-len") == "1024"
+    assert flag(plan, "--kv-cache-memory-bytes") == "8388608"
+    assert flag(plan, "--gpu-memory-utilization") is None
+
+
+def test_before_active_sequences_the_limit_is_max_num_seqs() -> None:
+    plan = demo(engine={"version": "0.30.0"})
+    assert flag(plan, "--max-num-seqs") == "3"
+    assert flag(plan, "--max-num-active-seqs") is None
+
+
+def test_predicted_memory_is_an_interval_and_its_low_end_promises() -> None:
+    plan = h100()
+    assert plan.source is Source.PREDICTED
+    assert plan.blocks is not None and plan.budget_blocks is not None and plan.need is not None
+    assert plan.blocks.low < plan.blocks.high
+    assert plan.max_concurrent == plan.budget_blocks.low // plan.need.blocks_per_sequence
+    assert flag(plan, "--gpu-memory-utilization") == "0.90"
+    assert flag(plan, "--kv-cache-memory-bytes") is None
+
+
+def test_a_need_inside_the_interval_is_unknown_and_may_run() -> None:
+    exact = h100(topologies=[])
+    assert exact.budget_blocks is not None and exact.need is not None
+    low, high = exact.budget_blocks.low, exact.budget_blocks.high
+    workers = (low + high) // 2 // exact.need.blocks_per_sequence + 1
+    plan = h100(topologies=[topology(role("worker", workers))])
+    assert plan.topology_fits.status is Status.UNKNOWN
+    assert plan.topology_fits.reason is Reason.WITHIN_UNCERTAINTY
+    assert plan.gates is not None and plan.gates.max_concurrent == workers
+    assert plan.available_slots is not None and plan.available_slots < workers
+    assert "Surely fits with" in plan.topology_fits.message
+
+
+@pytest.mark.parametrize("replicas", [0, 1, 2, 5, 1000])
+def test_replicas_never_change_what_is_written_into_pods(replicas: int) -> None:
+    for base, runs in ((DEMO, 7), (H100, 7)):
+        runs_of = [topology(role("planner"), role("worker", 2, maxTokens=512), runs=runs)]
+        one = plan_pool("p", spec(base, topologies=runs_of, replicas=1))
+        other = plan_pool("p", spec(base, topologies=runs_of, replicas=replicas))
+        assert other.gates == one.gates
+        assert other.engine_args == one.engine_args
+        assert other.pod == one.pod
+
+
+def test_replicas_share_the_runs() -> None:
+    runs = [topology(role("planner"), role("worker", 2), runs=2)]
+    assert demo(topologies=runs).verdict is Verdict.DOES_NOT_FIT
+    shared = demo(topologies=runs, replicas=2)
+    assert shared.verdict is Verdict.FITS
+    assert shared.required_slots == 3
+    assert shared.topology_fits.message.startswith("each of 2 engines: ")
+
+
+def test_would_deadlock_is_said_with_the_number_of_holders() -> None:
+    plan = demo(topologies=[topology(role("planner"), role("worker", 5), runs=3)])
+    assert plan.topology_fits.reason is Reason.WOULD_DEADLOCK
+    assert "3 fit, and 3 sequences may hold a slot while they wait" in plan.topology_fits.message
+
+
+def test_no_topology_gives_the_engine_all_that_fits() -> None:
+    plan = demo(topologies=[])
+    assert plan.topology_fits.reason is Reason.NO_TOPOLOGY
+    assert plan.verdict is Verdict.FITS
+    assert plan.gates is not None and plan.gates.max_concurrent == 3
+
+
+def test_role_ceilings_raise_the_limit_above_max_concurrent() -> None:
+    plan = demo(topologies=[topology(role("planner"), role("worker", 5, maxTokens=512))])
+    assert plan.max_concurrent == 3
+    assert plan.verdict is Verdict.FITS
+    assert plan.gates is not None and plan.gates.max_concurrent == 6
+    assert "the limit of 6 trusts the ceilings" in plan.topology_fits.message
+    by = {found.role: found.enforced_by for found in plan.topology.roles}
+    assert by == {"planner": EnforcedBy.SERVER, "worker": EnforcedBy.RUNTIME}
+
+
+def test_a_tiny_engine_is_never_told_to_run_nothing() -> None:
+    plan = demo(budget=kv_memory(34))
+    assert plan.max_concurrent == 0
+    assert plan.available_slots == 0
+    assert plan.verdict is Verdict.DOES_NOT_FIT
+    assert plan.gates is not None and plan.gates.max_concurrent == 1
+
+
+def test_a_ceiling_that_no_sequence_can_reach_is_no_budget() -> None:
+    plan = demo(budget=kv_memory(32))
+    assert plan.budget_computed.reason is Reason.CEILING_DOES_NOT_FIT
+    assert "at most 992" in plan.budget_computed.message
+    assert plan.verdict is Verdict.DOES_NOT_FIT
+    assert plan_pool("p", spec(budget=kv_memory(32), topologies=[])).verdict is (
+        Verdict.DOES_NOT_FIT
+    )
+
+
+def test_a_model_larger_than_the_device_is_named_with_its_parts() -> None:
+    plan = h100(parallelism={"tensor": 1}, accelerator={"type": "L4-24GB"})
+    assert plan.budget_computed.reason is Reason.MODEL_DOES_NOT_FIT
+    assert "weights" in plan.budget_computed.message
+    assert plan.verdict is Verdict.DOES_NOT_FIT
+
+
+def test_given_memory_beyond_the_device_is_refused() -> None:
+    plan = h100(budget={"kvCacheMemoryPerRank": "79Gi"})
+    assert plan.budget_computed.reason is Reason.MODEL_DOES_NOT_FIT
+    assert "spec.budget.kvCacheMemoryPerRank" in plan.budget_computed.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "words"),
+    [
+        ({"engine": {"version": "0.99.0"}}, Reason.UNKNOWN_ENGINE_VERSION, "0.10.2"),
+        ({"engine": {"version": "0.8.5"}}, Reason.UNKNOWN_ENGINE_VERSION, "0.10.2"),
+        ({"accelerator": {"type": "H100-81GB"}}, Reason.UNKNOWN_ACCELERATOR, "H100-80GB"),
+        (
+            {"model": {"name": "Qwen/Qwen3-33B", "config": None}},
+            Reason.UNKNOWN_MODEL,
+            "Qwen/Qwen3-32B",
+        ),
+        ({"model": {"config": {"inline": "{}"}}}, Reason.INVALID_MODEL_CONFIG, "inline"),
+        (
+            {"model": {"config": {"inline": None, "configMapRef": {"name": "c", "key": "k"}}}},
+            Reason.CONFIG_NOT_FOUND,
+            "ConfigMap c with key k",
+        ),
+        ({"parallelism": {"tensor": 3}}, Reason.UNSUPPORTED_BY_ENGINE, "spec.parallelism"),
+        ({"parallelism": {"pipeline": 5}}, Reason.UNSUPPORTED_BY_ENGINE, "spec.parallelism"),
+        (
+            {"sequence": {"blockTokens": 16}},
+            Reason.UNSUPPORTED_BY_ENGINE,
+            "spec.sequence.blockTokens: 16",
+        ),
+        (
+            {"sequence": {"kvCacheType": "FP8"}},
+            Reason.UNSUPPORTED_BY_ENGINE,
+            "spec.sequence.kvCacheType",
+        ),
+        (
+            {"sequence": {"maxBatchedTokens": 4}},
+            Reason.UNSUPPORTED_BY_ENGINE,
+            "give at least 8",
+        ),
+        (
+            {"engine": {"version": "0.28.0"}, "admission": {"queue": "Bounded"}},
+            Reason.UNSUPPORTED_BY_ENGINE,
+            "spec.admission.queue",
+        ),
+    ],
+)
+def test_what_cannot_be_resolved_is_named_with_what_to_do(
+    changes: dict[str, Any], reason: Reason, words: str
+) -> None:
+    plan = demo(**changes)
+    assert plan.spec_resolved.status is Status.FALSE
+    assert plan.spec_resolved.reason is reason
+    assert words in plan.spec_resolved.message
+    assert plan.budget_computed.reason is Reason.SPEC_UNRESOLVED
+    assert plan.verdict is Verdict.UNKNOWN
+    assert plan.gates is None
+    assert plan.required_slots == 6
+
+
+def test_a_ceiling_above_the_models_is_refused() -> None:
+    config = json.dumps({**json.loads(TINY_CONFIG), "max_position_embeddings": 512})
+    plan = demo(model={"config": {"inline": config}})
+    assert plan.spec_resolved.reason is Reason.UNSUPPORTED_BY_ENGINE
+    assert "give at most 512" in plan.spec_resolved.message
+
+
+def test_more_devices_than_a_node_has_are_refused() -> None:
+    plan = h100(parallelism={"tensor": 16})
+    assert plan.spec_resolved.reason is Reason.UNSUPPORTED_BY_ENGINE
+    assert "at most 8" in plan.spec_resolved.message
+
+
+def test_the_config_goes_before_the_catalog_and_comes_from_the_config_map() -> None:
+    ref = {"inline": None, "configMapRef": {"name": "c", "key": "k"}}
+    changed = spec(DEMO, model={"name": "Qwen/Qwen3-32B", "config": ref})
+    plan = plan_pool("p", changed, TINY_CONFIG)
+    assert plan.blocks == Interval.point(128)
+    assert plan.steps[0].source == "ConfigMap c, key k"
+
+
+HYBRID = json.dumps({**json.loads(TINY_CONFIG), "sliding_window": 128, "model_type": "mistral"})
+
+
+def test_a_layout_that_is_not_understood_is_unknown_and_starts() -> None:
+    plan = demo(model={"config": {"inline": HYBRID}})
+    assert plan.budget_computed.status is Status.UNKNOWN
+    assert plan.budget_computed.reason is Reason.LAYOUT_NOT_UNDERSTOOD
+    assert "sliding_window" in plan.budget_computed.message
+    assert plan.topology_fits.reason is Reason.BUDGET_UNKNOWN
+    assert plan.gates is not None and plan.gates.max_concurrent == 6
+    alone = demo(model={"config": {"inline": HYBRID}}, topologies=[])
+    assert alone.gates is not None and alone.gates.max_concurrent == 256
+
+
+def test_unknown_weights_are_unknown_unless_memory_is_given() -> None:
+    config = json.dumps({**json.loads(TINY_CONFIG), "quantization_config": {"quant_method": "x"}})
+    model = {"name": "tiny", "config": {"inline": config}}
+    unknown = h100(model=model, parallelism={"tensor": 1})
+    assert unknown.budget_computed.reason is Reason.WEIGHTS_UNKNOWN
+    assert unknown.gates is not None
+    given = h100(model=model, parallelism={"tensor": 1}, budget={"kvCacheMemoryPerRank": "8Gi"})
+    assert given.budget_computed.status is Status.TRUE
+    stated = h100(model={**model, "weights": {"memory": "1Gi"}}, parallelism={"tensor": 1})
+    assert stated.budget_computed.reason is Reason.PREDICTED
+
+
+def test_arguments_that_are_not_planned_for_make_the_plan_unknown_by_name() -> None:
+    plan = demo(engine={"args": ["--enable-expert-parallel"]})
+    assert plan.budget_computed.reason is Reason.UNPLANNED_ARGUMENT
+    assert "--enable-expert-parallel" in plan.budget_computed.message
+    assert plan.verdict is Verdict.UNKNOWN
+
+
+def test_owned_arguments_are_refused_also_in_the_pod_template() -> None:
+    plan = demo(engine={"args": ["--max-num-seqs=9"]})
+    assert len(plan.refused_arguments) == 1
+    container = {"name": "engine", "env": [{"name": "VLLM_CPU_KVCACHE_SPACE", "value": "4"}]}
+    hidden = demo(engine={"podTemplate": {"spec": {"containers": [container]}}})
+    assert "VLLM_CPU_KVCACHE_SPACE" in hidden.refused_arguments[0]
+
+
+def test_the_queue_bound_counts_what_runs_and_what_waits() -> None:
+    plan = demo(admission={"queue": "Bounded"})
+    assert flag(plan, "--max-num-queued-reqs") == str(3 + 2 * 6)
+    assert flag(demo(), "--max-num-queued-reqs") is None
+
+
+def test_spec_fields_reach_the_engine() -> None:
+    plan = h100(
+        model={"revision": "abc", "servedNames": ["a", "b"]},
+        sequence={
+            "kvCacheType": "FP8",
+            "prefixCaching": "Disabled",
+            "blockTokens": 64,
+            "maxBatchedTokens": 4096,
+        },
+        accelerator={"memoryPercent": 85},
+        parallelism={"tensor": 2, "pipeline": 2},
+    )
+    assert flag(plan, "--revision") == "abc"
+    position = plan.engine_args.index("--served-model-name")
+    assert plan.engine_args[position + 1 : position + 3] == ("a", "b")
+    assert flag(plan, "--kv-cache-dtype") == "fp8"
+    assert "--no-enable-prefix-caching" in plan.engine_args
+    assert flag(plan, "--block-size") == "64"
+    assert flag(plan, "--max-num-batched-tokens") == "4096"
+    assert flag(plan, "--gpu-memory-utilization") == "0.85"
+    assert flag(plan, "--tensor-parallel-size") == "2"
+    assert flag(plan, "--pipeline-parallel-size") == "2"
+
+
+def test_a_claim_is_served_from_its_folder() -> None:
+    named = h100()
+    assert named.gates is not None and named.gates.model_path == "Qwen/Qwen3-32B"
+    root = h100(model={"claim": {"name": "models"}})
+    assert root.gates is not None and root.gates.model_path == "/model"
+    folder = h100(model={"claim": {"name": "models", "path": "qwen/32b"}})
+    assert folder.gates is not None and folder.gates.model_path == "/model/qwen/32b"
+    assert folder.gates.served_names == ("Qwen/Qwen3-32B",)
+
+
+def test_an_fp8_cache_holds_twice_the_blocks() -> None:
+    full, half = h100(topologies=[]), h100(topologies=[], sequence={"kvCacheType": "FP8"})
+    assert full.layout is not None and half.layout is not None
+    assert full.layout.bytes_per_block == 2 * half.layout.bytes_per_block
+
+
+def test_a_gpu_pod_asks_for_its_devices_and_a_cpu_pod_for_memory() -> None:
+    gpu = h100(accelerator={"nodeSelector": {"gpu": "h100"}}).pod
+    assert gpu is not None
+    assert (gpu.gpus_per_pod, gpu.resource_name) == (2, "nvidia.com/gpu")
+    assert gpu.node_selector == {"gpu": "h100"}
+    assert gpu.memory_limit_bytes is None
+    assert gpu.image == "vllm/vllm-openai:v0.32.0"
+    cpu = demo(model={"weights": {"memory": "1Gi"}}).pod
+    assert cpu is not None
+    assert (cpu.gpus_per_pod, cpu.resource_name) == (0, None)
+    assert cpu.memory_limit_bytes == cpu.memory_request_bytes == 3 * GIB + 8 * 1024**2
+    mine = h100(accelerator={"resourceName": "example.com/gpu"}).pod
+    assert mine is not None and mine.resource_name == "example.com/gpu"
+
+
+def test_messages_stay_within_a_condition_however_large_the_pool() -> None:
+    roles = [role(f"role-with-a-long-name-of-many-characters-{n}", 3) for n in range(8)]
+    many = [topology(*roles, name=f"topology-{n}", runs=3) for n in range(8)]
+    plan = demo(topologies=many)
+    assert len(plan.topology_fits.message) <= MAX_MESSAGE_CHARACTERS
+    assert "budget 114 (128 blocks - 1, x 90 %, given)" in plan.topology_fits.message
+    assert len(plan.topology.roles) == 16
+
+
+def test_every_finding_has_a_reason_that_its_condition_may_have() -> None:
+    plans = [demo(), h100(), demo(engine={"version": "9.9.9"}), demo(budget=kv_memory(2))]
+    for plan in plans:
+        for kind, finding in (
+            (ConditionType.SPEC_RESOLVED, plan.spec_resolved),
+            (ConditionType.BUDGET_COMPUTED, plan.budget_computed),
+            (ConditionType.TOPOLOGY_FITS, plan.topology_fits),
+        ):
+            assert finding.reason in REASONS[kind][finding.status]
+
+
+def test_the_steps_lead_from_the_shape_to_the_limit() -> None:
+    values = {step.title: step.value for step in demo().steps}
+    assert values["Bytes of a block"] == "65536 bytes"
+    assert values["Blocks of a sequence"] == "32 blocks"
+    assert values["Blocks"] == "128 blocks"
+    assert values["Budget"] == "114 blocks"
+    assert values["Engine limit"] == "3 sequences at once"

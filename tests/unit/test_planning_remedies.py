@@ -1,0 +1,187 @@
+"""Changes that make a pool fit: exact, proven, cheapest first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ballonet.api.status import Verdict
+from ballonet.planning.plan import Plan, plan_pool
+from ballonet.planning.remedies import Remedy, apply_merge_patch, patched_spec
+from tests.pools import DEMO, H100, kv_memory, role, spec, topology
+
+
+def planned(base: dict[str, Any] = DEMO, /, **changes: Any) -> Plan:
+    return plan_pool("p", spec(base, **changes))
+
+
+def remedy(plan: Plan, name: str) -> Remedy:
+    return next(found for found in plan.remedies if found.name == name)
+
+
+def names(plan: Plan) -> list[str]:
+    return [found.name for found in plan.remedies]
+
+
+def test_the_remedies_of_the_demo() -> None:
+    plan = planned()
+    assert {found.name: found.patch["spec"] for found in plan.remedies} == {
+        "LowerCeiling": {"sequence": {"maxTokens": 608}},
+        "FewerWorkers": {
+            "topologies": [
+                {
+                    "name": "research",
+                    "roles": [{"name": "planner"}, {"name": "worker", "count": 2}],
+                }
+            ]
+        },
+        "MoreMemory": {"budget": {"kvCacheMemoryPerRank": "14Mi"}},
+    }
+
+
+def test_what_gives_up_least_comes_first_and_devices_last() -> None:
+    assert names(planned()) == ["LowerCeiling", "FewerWorkers", "MoreMemory"]
+    wide = [topology(role("planner"), role("worker", 5), runs=2)]
+    assert names(planned(H100, topologies=wide))[-2:] == ["MoreTensorParallel", "MoreReplicas"]
+
+
+def test_a_lowered_ceiling_also_lowers_the_roles_above_it() -> None:
+    roles = [role("planner", maxTokens=1024), role("worker", 5, maxTokens=1000)]
+    found = remedy(planned(topologies=[topology(*roles)]), "LowerCeiling").patch["spec"]
+    assert found["sequence"] == {"maxTokens": 608}
+    assert [r["maxTokens"] for r in found["topologies"][0]["roles"]] == [608, 608]
+
+
+def test_a_lowered_ceiling_never_cuts_a_shared_prefix() -> None:
+    prefix = {"name": "p", "tokens": 700}
+    plan = planned(
+        sharedPrefixes=[prefix],
+        topologies=[topology(role("planner", sharedPrefix="p"), role("worker", 5))],
+    )
+    assert "LowerCeiling" not in names(plan)
+    assert "FewerWorkers" in names(plan)
+
+
+def test_fewer_runs_of_the_one_topology_that_is_enough() -> None:
+    plan = planned(
+        topologies=[
+            topology(role("a"), role("b", 2, maxTokens=320), runs=5, name="large"),
+            topology(role("c", maxTokens=32), name="small"),
+        ]
+    )
+    runs = [t.get("concurrentRuns") for t in remedy(plan, "FewerRuns").patch["spec"]["topologies"]]
+    assert runs == [2, 1]
+
+
+def test_fewer_of_every_role_when_no_single_one_is_enough() -> None:
+    plan = planned(topologies=[topology(role("a", 8), role("b", 8))])
+    counts = [
+        r["count"] for r in remedy(plan, "FewerWorkers").patch["spec"]["topologies"][0]["roles"]
+    ]
+    assert counts == [1, 1]
+
+
+def test_credit_is_offered_only_for_prefixes_that_roles_name() -> None:
+    sharers = [topology(role("planner", sharedPrefix="p"), role("worker", 4, sharedPrefix="p"))]
+    prefixes = [{"name": "p", "tokens": 640}, {"name": "unused", "tokens": 640}]
+    plan = planned(topologies=sharers, sharedPrefixes=prefixes)
+    assert names(plan)[0] == "PrefixCredit"
+    changed = remedy(plan, "PrefixCredit").patch["spec"]["sharedPrefixes"]
+    assert [prefix.get("credit") for prefix in changed] == ["Declared", None]
+    off = {"maxTokens": 1024, "prefixCaching": "Disabled"}
+    assert "PrefixCredit" not in names(
+        planned(topologies=sharers, sharedPrefixes=prefixes, sequence=off)
+    )
+
+
+@pytest.mark.parametrize(
+    ("safety", "quantity"),
+    # 192 blocks: ceil(192 / safety) + 1 blocks of 64 KiB, in whole Mi.
+    [(90, "14Mi"), (100, "13Mi"), (50, "25Mi")],
+)
+def test_more_memory_is_the_least_round_quantity(safety: int, quantity: str) -> None:
+    plan = planned(budget={"safetyPercent": safety})
+    found = remedy(plan, "MoreMemory")
+    assert found.patch == {"spec": {"budget": {"kvCacheMemoryPerRank": quantity}}}
+
+
+def test_more_memory_stops_at_the_device() -> None:
+    wide = [topology(role("worker", 40))]
+    roomy = planned(H100, topologies=wide[:], budget={"kvCacheMemoryPerRank": "8Gi"})
+    assert "MoreMemory" not in names(roomy)
+    fitting = [topology(role("worker", 8))]
+    found = remedy(
+        planned(H100, topologies=fitting, budget={"kvCacheMemoryPerRank": "8Gi"}), "MoreMemory"
+    )
+    # 8 x 2048 blocks of 2 MiB at 90 % are 35.6 GiB.
+    assert found.patch["spec"]["budget"]["kvCacheMemoryPerRank"] == "36Gi"
+
+
+def test_more_of_the_device_up_to_what_starts_safely() -> None:
+    plan = planned(H100, accelerator={"memoryPercent": 60}, topologies=[topology(role("w", 8))])
+    found = remedy(plan, "MoreMemory").patch["spec"]["accelerator"]["memoryPercent"]
+    assert 60 < found <= 95
+    lower = plan_pool(
+        "p", patched_spec(plan.spec, {"spec": {"accelerator": {"memoryPercent": found - 1}}})
+    )
+    assert lower.verdict is not Verdict.FITS
+
+
+def test_tensor_parallel_only_as_far_as_model_and_node_go() -> None:
+    plan = planned(H100, parallelism={"tensor": 1}, topologies=[topology(role("w", 6))])
+    assert remedy(plan, "MoreTensorParallel").patch == {"spec": {"parallelism": {"tensor": 2}}}
+    assert "MoreTensorParallel" not in names(planned())
+
+
+def test_replicas_help_only_where_runs_can_be_shared() -> None:
+    assert "MoreReplicas" not in names(planned())
+    three = planned(topologies=[topology(role("planner"), role("worker", 2), runs=3)])
+    assert remedy(three, "MoreReplicas").patch == {"spec": {"replicas": 3}}
+    one_is_too_large = planned(topologies=[topology(role("worker", 4), runs=3)])
+    assert "MoreReplicas" not in names(one_is_too_large)
+
+
+def test_an_engine_that_would_not_start_has_remedies_too() -> None:
+    plan = planned(budget=kv_memory(20), topologies=[])
+    # 19 blocks of 32 tokens can be held.
+    assert remedy(plan, "LowerCeiling").patch == {"spec": {"sequence": {"maxTokens": 608}}}
+
+
+def test_nothing_is_offered_where_nothing_is_known() -> None:
+    assert planned(engine={"args": ["--enable-expert-parallel"]}).remedies == ()
+    assert planned(engine={"version": "9.9.9"}).remedies == ()
+
+
+def test_what_the_user_wrote_stays_as_written() -> None:
+    roles = [role("planner", holdsSlotWhileWaiting="Always"), {"name": "worker", "count": 5}]
+    found = remedy(planned(topologies=[{"name": "t", "roles": roles}]), "FewerWorkers")
+    assert found.patch["spec"]["topologies"] == [
+        {
+            "name": "t",
+            "roles": [
+                {"name": "planner", "count": 1, "holdsSlotWhileWaiting": "Always"},
+                {"name": "worker", "count": 2},
+            ],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "patch", "merged"),
+    # Examples of RFC 7396, appendix A.
+    [
+        ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+        ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+        ({"a": "b"}, {"a": None}, {}),
+        ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
+        ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
+        ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
+        (["a", "b"], ["c", "d"], ["c", "d"]),
+        ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
+        ([1, 2], {"a": "b", "c": None}, {"a": "b"}),
+        ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
+    ],
+)
+def test_merge_patch_as_the_api_server_does_it(target: Any, patch: Any, merged: Any) -> None:
+    assert apply_merge_patch(target, patch) == merged
