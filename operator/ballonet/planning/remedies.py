@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -60,8 +61,13 @@ def patched_spec(spec: InferencePoolSpec, patch: dict[str, Any]) -> InferencePoo
     Raises:
         ValueError: the patched spec breaks a rule of the resource.
     """
-    pool = {"spec": spec.model_dump(mode="json", by_alias=True, exclude_unset=True)}
-    return InferencePoolSpec.model_validate(apply_merge_patch(pool, patch)["spec"])
+    patched = apply_merge_patch({"spec": as_written(spec)}, patch)
+    return InferencePoolSpec.model_validate(patched["spec"])
+
+
+def as_written(spec: InferencePoolSpec) -> dict[str, Any]:
+    """Return a spec as the user wrote it, without defaults."""
+    return spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 class _Cost(IntEnum):
@@ -134,11 +140,20 @@ class _Search:
         self.spec_fits, self.replan = fits, replan
         self.spec, self.layout, self.need = plan.spec, plan.layout, plan.need
         self.device = plan.gates.device
+        self.written = as_written(plan.spec)
+
+    def changed(self, change: dict[str, Any]) -> InferencePoolSpec:
+        """Return the spec after a change.
+
+        Raises:
+            ValueError: it breaks a rule of the resource.
+        """
+        return InferencePoolSpec.model_validate(apply_merge_patch(self.written, change))
 
     def fitting(self, change: dict[str, Any]) -> Plan | None:
         """Return the plan after a change of the spec if it fits, else None."""
         try:
-            changed = self.replan(patched_spec(self.spec, {"spec": change}))
+            changed = self.replan(self.changed(change))
         except ValueError:
             return None
         return changed if changed.verdict is Verdict.FITS else None
@@ -146,7 +161,7 @@ class _Search:
     def fits(self, change: dict[str, Any]) -> bool:
         """Return whether the pool fits after a change of the spec."""
         try:
-            return self.spec_fits(patched_spec(self.spec, {"spec": change}))
+            return self.spec_fits(self.changed(change))
         except ValueError:
             return False
 
@@ -174,8 +189,7 @@ class _Search:
 
     def topologies(self) -> list[dict[str, Any]]:
         """Return the topologies as the user wrote them, to be changed: lists are replaced whole."""
-        dumped = self.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        topologies: list[dict[str, Any]] = dumped.get("topologies", [])
+        topologies: list[dict[str, Any]] = deepcopy(self.written.get("topologies", []))
         return topologies
 
     # --- less work ---
@@ -225,14 +239,14 @@ class _Search:
         ]
         if not names or not caches_prefixes(self.spec):
             return None
-        dumped = self.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        for prefix in dumped["sharedPrefixes"]:
+        prefixes = deepcopy(self.written["sharedPrefixes"])
+        for prefix in prefixes:
             if prefix["name"] in names:
                 prefix["credit"] = PrefixCredit.DECLARED.value
         listed = ", ".join(names)
         return self.remedy(
             "PrefixCredit",
-            {"sharedPrefixes": dumped["sharedPrefixes"]},
+            {"sharedPrefixes": prefixes},
             text=f"Set credit Declared on shared prefix {listed}, which promises that every "
             "sequence of its roles starts with exactly these tokens",
             summary=f"shared prefix {listed} counted once",

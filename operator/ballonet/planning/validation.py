@@ -37,9 +37,12 @@ def _rules(problem: str, spec: Mapping[str, Any]) -> list[str]:
     Such rules are looked at only when every field is right by itself, so all fields can be read.
     """
     fields = {rule.message: rule.field for rule in InferencePoolSpec.RULES}
+    messages = problem.removeprefix(_PREFIX).split("; ")
+    if not fields.keys() & set(messages):
+        return []
     places = list(_places(spec))
     told: list[str] = []
-    for message in problem.removeprefix(_PREFIX).split("; "):
+    for message in messages:
         exact = [f"{path}: {text}" for path, text, rule in places if rule in message]
         told.extend(exact or [f"spec{fields.get(message, '')}: {message}"])
     return told
