@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Beyond it an engine often finds less free memory at its start than it asks for, and ends.
 SAFE_MEMORY_PERCENT = 95
 MAX_REPLICAS = 1000
+# Of many roles or topologies those with the largest counts are tried: each takes a search.
+MAX_DIALS = 16
 
 Fits = Callable[[InferencePoolSpec], bool]
 Replan = Callable[[InferencePoolSpec], "Plan"]
@@ -287,7 +289,8 @@ class _Search:
 
     def _fewer(self, name: str, dials: Sequence[_Dial]) -> _Found | None:
         """Return the least lowering of one dial, or of all where one is not enough."""
-        several = [dial for dial in dials if dial.value > 1]
+        several = sorted((d for d in dials if d.value > 1), key=lambda d: d.value, reverse=True)
+        several = several[:MAX_DIALS]
         found = [one for dial in several if (one := self._turn(name, [dial])) is not None]
         if not found and len(several) > 1 and (every := self._turn(name, several)) is not None:
             found.append(every)
