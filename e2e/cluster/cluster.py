@@ -303,7 +303,7 @@ class Cluster:
             lambda: bool(self._get("serviceaccount", "default")),
             START_TIMEOUT_SECONDS,
         )
-        for name in ("kubelet", "kube-proxy"):
+        for name in components.AFTER_API:
             self._await_component(name, START_TIMEOUT_SECONDS)
         self._report(f"the node is ready after {time.monotonic() - begun:.1f} s")
 
@@ -387,6 +387,8 @@ class Cluster:
             "etcd": lambda: self.kubectl("get", "--raw", "/readyz"),
             "containerd": lambda: self._node_exec(["ctr", "version"]),
             "kube-apiserver": lambda: self.kubectl("get", "--raw", "/readyz"),
+            "kube-controller-manager": lambda: self._healthz(components.CONTROLLER_MANAGER_PORT),
+            "kube-scheduler": lambda: self._healthz(components.SCHEDULER_PORT),
             "kubelet": lambda: (
                 # The status may be of before a restart; the answer cannot.
                 self.kubectl("get", "--raw", f"/api/v1/nodes/{components.NODE}/proxy/healthz")
@@ -402,8 +404,7 @@ class Cluster:
                 )
             ),
         }
-        check = checks.get(name, lambda: True)
-        self._await(name, f"{name} to work", check, timeout_seconds)
+        self._await(name, f"{name} to work", checks[name], timeout_seconds)
 
     def _await(
         self, name: str, what: str, check: Callable[[], object], timeout_seconds: float
@@ -429,6 +430,9 @@ class Cluster:
     def _tail(self, name: str) -> str:
         log = self.log(name)
         return "\n".join(log.read_text(errors="replace").splitlines()[-15:]) if log.exists() else ""
+
+    def _healthz(self, port: int) -> str:
+        return self.kubectl("get", "--raw", "/healthz", f"--server=https://127.0.0.1:{port}")
 
     def _node_ready(self) -> bool:
         conditions = self._get("node", components.NODE).get("status", {}).get("conditions", [])

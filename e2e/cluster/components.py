@@ -20,6 +20,8 @@ API_SERVICE_ADDRESS = "10.96.0.1"
 DNS_ADDRESS = NODE_ADDRESS
 ETCD_URL = "http://127.0.0.1:2379"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+CONTROLLER_MANAGER_PORT = 10257
+SCHEDULER_PORT = 10259
 PAUSE_IMAGE = "localhost/ballonet/pause:dev"
 # The operator's namespace; its service accounts have their reads recorded, not only their writes.
 OPERATOR_NAMESPACE = "ballonet-system"
@@ -42,6 +44,8 @@ SERVERS: dict[str, tuple[str, ...]] = {
         *("kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"),
         *(NODE_ADDRESS, API_SERVICE_ADDRESS, "127.0.0.1"),
     ),
+    # The controller manager and the scheduler.
+    "loopback-tls": ("localhost", "127.0.0.1"),
     "kubelet-tls": (NODE, NODE_ADDRESS, "127.0.0.1"),
 }
 
@@ -156,7 +160,8 @@ def command(
         f"--authentication-kubeconfig={kubeconfig}",
         f"--authorization-kubeconfig={kubeconfig}",
         "--bind-address=127.0.0.1",
-        f"--cert-dir={layout.state / 'generated'}",
+        f"--tls-cert-file={pki / 'loopback-tls.crt'}",
+        f"--tls-private-key-file={pki / 'loopback-tls.key'}",
     ]
     match component:
         case "etcd":
@@ -208,6 +213,7 @@ def command(
         case "kube-controller-manager":
             arguments = [
                 *authenticated,
+                f"--secure-port={CONTROLLER_MANAGER_PORT}",
                 f"--root-ca-file={pki / 'ca.crt'}",
                 f"--service-account-private-key-file={pki / 'service-account.key'}",
                 "--use-service-account-credentials=true",
@@ -220,7 +226,11 @@ def command(
                 "--node-monitor-grace-period=120s",
             ]
         case "kube-scheduler":
-            arguments = [*authenticated[1:], f"--config={layout.config('kube-scheduler')}"]
+            arguments = [
+                *authenticated[1:],
+                f"--secure-port={SCHEDULER_PORT}",
+                f"--config={layout.config('kube-scheduler')}",
+            ]
         case "kubelet":
             arguments = [
                 f"--config={layout.config('kubelet')}",
