@@ -7,11 +7,13 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ballonet.api.conditions import REASONS, ConditionType, Reason
+from ballonet.api.conditions import REASONS, ConditionType, Reason, Status
 from ballonet.api.status import Verdict
+from ballonet.catalog import accelerator_names, model_names
 from ballonet.kv.units import Interval
 from ballonet.planning.budget import blocks_for_budget, budget_blocks
 from ballonet.planning.capacity import Capacity, max_num_seqs, slot_limits
+from ballonet.planning.explain import MAX_MESSAGE_CHARACTERS
 from ballonet.planning.measured import EngineReport, verify
 from ballonet.planning.plan import plan_pool
 from ballonet.planning.remedies import patched_spec
@@ -330,3 +332,68 @@ def test_verification_answers_for_every_report(
     if found.topology.verdict is Verdict.FITS and found.topology_fits.reason is Reason.FITS:
         assert (found.topology.need_blocks or 0) <= (found.topology.budget_blocks or 0)
     assert runtime_budget(plan)["slots"] == plan.gates.max_concurrent
+
+
+@st.composite
+def any_pools(draw: st.DrawFn) -> dict[str, Any]:
+    """Pools that the resource allows, whether or not engine and device can do them."""
+    device = draw(st.sampled_from(accelerator_names()))
+    runs = draw(topologies())
+    for topology in runs:
+        for role in topology["roles"]:
+            role.pop("sharedPrefix", None)
+    pool: dict[str, Any] = {
+        "model": draw(
+            st.one_of(
+                st.builds(
+                    lambda name: {"name": name, "config": None}, st.sampled_from(model_names())
+                ),
+                st.just(DEMO["model"]),
+                st.just({**DEMO["model"], "weights": {"memory": "1Gi"}}),
+            )
+        ),
+        "accelerator": {"type": device, "memoryPercent": draw(st.integers(10, 98))},
+        "engine": {
+            "version": draw(st.sampled_from(["0.10.2", "0.10.9", "0.14.0", "0.20.1", "0.29.0"]))
+            if draw(st.booleans())
+            else f"0.{draw(st.integers(8, 34))}.{draw(st.integers(0, 3))}",
+            "image": "registry.example/engine:1",
+        },
+        "parallelism": {"tensor": draw(st.integers(1, 9)), "pipeline": draw(st.integers(1, 5))},
+        "sequence": {
+            "maxTokens": draw(st.integers(CEILING, 200_000)),
+            "kvCacheType": draw(st.sampled_from(["Auto", "BF16", "FP8"])),
+            "prefixCaching": draw(st.sampled_from(["Auto", "Enabled", "Disabled"])),
+        },
+        "admission": {"queue": draw(st.sampled_from(["Bounded", "Unbounded"]))},
+        "topologies": runs,
+        "reservedSlots": draw(st.integers(0, 2000)),
+        "replicas": draw(st.integers(0, 3)),
+    }
+    if draw(st.booleans()):
+        pool["sequence"]["blockTokens"] = draw(st.sampled_from([1, 16, 32, 128, 4096]))
+    if draw(st.booleans()):
+        pool["sequence"]["maxBatchedTokens"] = draw(st.integers(1, 20_000))
+    if device == "CPU" or draw(st.booleans()):
+        pool["budget"] = {"kvCacheMemoryPerRank": draw(st.integers(1, 2**38))}
+    return pool
+
+
+@given(any_pools())
+@settings(max_examples=200, deadline=None)
+def test_every_pool_that_the_resource_allows_has_a_plan(pool: dict[str, Any]) -> None:
+    plan = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
+    for kind, finding in (
+        (ConditionType.SPEC_RESOLVED, plan.spec_resolved),
+        (ConditionType.BUDGET_COMPUTED, plan.budget_computed),
+        (ConditionType.TOPOLOGY_FITS, plan.topology_fits),
+    ):
+        assert finding.reason in REASONS[kind][finding.status]
+        assert 0 < len(finding.message) <= MAX_MESSAGE_CHARACTERS
+    assert (plan.gates is None) == (plan.spec_resolved.status is not Status.TRUE)
+    if plan.gates is not None:
+        assert plan.pod is not None
+        assert plan.gates.max_concurrent <= plan.gates.max_num_seqs
+        assert plan.gates.max_num_seqs <= plan.gates.max_batched_tokens
+        assert "--max-num-seqs" in plan.engine_args
+        assert runtime_budget(plan)["slots"] == plan.gates.max_concurrent

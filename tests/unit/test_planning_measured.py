@@ -96,6 +96,12 @@ def test_more_than_the_limit_is_never_available() -> None:
     assert found.topology.available_slots == 6
 
 
+def test_the_limit_that_engines_were_started_for_goes_before_the_planned_one() -> None:
+    found = verify(demo(**FITTING), [EngineReport(1280, 32)], limit=4)
+    assert found.topology.available_slots == 4
+    assert found.topology.verdict is Verdict.DOES_NOT_FIT
+
+
 def test_blocks_that_the_limit_does_not_let_in_do_not_make_it_fit() -> None:
     found = held(demo(), EngineReport(1280, 32))
     assert found.topology.verdict is Verdict.DOES_NOT_FIT

@@ -265,6 +265,15 @@ def test_unknown_weights_are_unknown_unless_memory_is_given() -> None:
     assert stated.budget_computed.reason is Reason.PREDICTED
 
 
+def test_memory_that_cannot_be_predicted_is_unknown_unless_given() -> None:
+    unknown = h100(accelerator={"type": "MI300X-192GB"})
+    assert unknown.budget_computed.reason is Reason.MEMORY_UNKNOWN
+    assert unknown.gates is not None and unknown.gates.max_concurrent == 6
+    given = h100(accelerator={"type": "MI300X-192GB"}, budget={"kvCacheMemoryPerRank": "40Gi"})
+    assert given.budget_computed.reason is Reason.GIVEN
+    assert given.verdict is Verdict.FITS
+
+
 def test_arguments_that_are_not_planned_for_make_the_plan_unknown_by_name() -> None:
     plan = demo(engine={"args": ["--enable-expert-parallel"]})
     assert plan.budget_computed.reason is Reason.UNPLANNED_ARGUMENT

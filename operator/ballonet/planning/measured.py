@@ -57,8 +57,15 @@ class Verification:
     error_per_mille: int | None
 
 
-def verify(plan: Plan, reports: Sequence[EngineReport]) -> Verification:
+def verify(
+    plan: Plan, reports: Sequence[EngineReport], *, limit: int | None = None
+) -> Verification:
     """Compare the plan of what serves with reports of its engines; the lowest engine decides.
+
+    Args:
+        plan: the plan of the template that serves.
+        reports: one for each engine.
+        limit: sequences that the engines were really started for; None means those of the plan.
 
     Measured slots are floor((blocks - 1) x safety / blocks of a sequence). Blocks of a sequence
     come from the engine's own max_concurrency where it is reported; ceilings of roles are rescaled
@@ -73,7 +80,7 @@ def verify(plan: Plan, reports: Sequence[EngineReport]) -> Verification:
     sizes, exact = _sizes(plan.spec, plan.layout, lowest)
     per_sequence = None if sizes is None else sizes.blocks(plan.spec.sequence.max_tokens)
     budget = budget_blocks(lowest.blocks, plan.spec.budget.safety_percent)
-    finding, topology = _topology(plan, lowest.blocks, budget, sizes, exact=exact)
+    finding, topology = _topology(plan, lowest.blocks, budget, sizes, exact=exact, limit=limit)
     return Verification(
         budget=MeasuredBudget(
             engines=len(reports),
@@ -144,7 +151,13 @@ def _ceil(value: Fraction) -> int:
 
 
 def _topology(
-    plan: Plan, blocks: int, budget: int, sizes: BlockSizes | None, *, exact: bool
+    plan: Plan,
+    blocks: int,
+    budget: int,
+    sizes: BlockSizes | None,
+    *,
+    exact: bool,
+    limit: int | None,
 ) -> tuple[Finding, TopologyStatus]:
     """Judge the topologies by a measured budget."""
     spec = plan.spec
@@ -157,7 +170,8 @@ def _topology(
         return finding, plan.topology
     whole = pool_need(spec, sizes)
     need = whole.shared_among(max(1, spec.replicas))
-    limit = plan.gates.max_concurrent if plan.gates is not None else need.slots
+    if limit is None:
+        limit = plan.gates.max_concurrent if plan.gates is not None else need.slots
     sure = min(limit, sure_slots(whole, budget))
     judgement = judge(need, Interval.point(budget), limit)
     if judgement.verdict is Verdict.DOES_NOT_FIT and not exact:

@@ -181,8 +181,8 @@ def _plan(name: str, spec: InferencePoolSpec, config_text: str | None) -> Plan:
         return _unplanned(plan, resolved, missing)
     capacity = Capacity(spec, resolved, resolved.layout)
     if capacity.blocks(1) is None:
-        reason = capacity.memory(1).reason or "the memory of this device is not known"
-        finding = Finding(Status.UNKNOWN, Reason.WEIGHTS_UNKNOWN, explain.bounded(reason))
+        reason = capacity.memory(1).reason or "The memory of this device is not known."
+        finding = Finding(Status.UNKNOWN, Reason.MEMORY_UNKNOWN, explain.bounded(reason))
         return _unplanned(plan, resolved, finding)
     return _planned(plan, capacity)
 
