@@ -40,10 +40,15 @@ class PodOperator:
     api: Api
 
     def start(self, env: Mapping[str, str] | None = None) -> None:
-        """Apply the Deployment and wait until one pod is ready."""
+        """Apply the Deployment and wait until one fresh pod is ready."""
+        # The image may be another one under the same tag.
+        self.stop()
         self.api.apply(operator_deployment(dict(env or {})))
         self.api.patch(DEPLOYMENT, SYSTEM_NAMESPACE, DEPLOYMENT_NAME, {"spec": {"replicas": 1}})
-        eventually(self.is_ready, "the operator's pod is ready", timeout_seconds=READY_SECONDS)
+        try:
+            eventually(self.is_ready, "the operator's pod is ready", timeout_seconds=READY_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; its log ends:\n{self.logs()[-2000:]}") from error
 
     def is_ready(self) -> bool:
         deployment = self.api.get(DEPLOYMENT, SYSTEM_NAMESPACE, DEPLOYMENT_NAME)
