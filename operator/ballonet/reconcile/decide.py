@@ -403,4 +403,5 @@ def _verification(
     ]
     if serving is None or not reports:
         return None
-    return verify(serving, reports)
+    # What was really started with, should today's planner choose another limit.
+    return verify(serving, reports, limit=record.budget["slots"])

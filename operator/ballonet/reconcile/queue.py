@@ -8,6 +8,7 @@ afterwards.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import random
@@ -169,7 +170,7 @@ class WorkQueue(Generic[K]):
 
     async def _wait(self) -> None:
         timeout = self._heap[0][0] - self._clock() if self._heap else None
-        try:
-            await asyncio.wait_for(self._changed.wait(), timeout)
-        except TimeoutError:
-            return
+        # Not asyncio.wait_for: in Python 3.11 it can swallow a cancellation that meets an event.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
