@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ballonet.api.v1alpha1 import InferencePoolSpec, RolloutStrategy
 from ballonet.cluster.port import Json
-from ballonet.planning.plan import Plan
+from ballonet.planning.plan import MODEL_MOUNT, Plan
 from ballonet.planning.runtime_budget import config_map_data
 from ballonet.reconcile.merge import fingerprint, merge, without_nulls
 from ballonet.reconcile.ownership import (
@@ -24,7 +24,6 @@ from ballonet.reconcile.record import ANNOTATION, AppliedRecord
 
 CONTAINER: Final = "engine"
 PORT: Final = 8000
-MODEL_MOUNT: Final = "/model"
 HASH_ANNOTATION: Final = "ballonet.io/hash"
 BUDGET_SUFFIX: Final = "-budget"
 
