@@ -72,6 +72,8 @@ class FakeCluster:
     writes: list[Write] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     pod_logs: dict[tuple[str, str, str, bool], str] = field(default_factory=dict)
+    # Told of each change as (ADDED | MODIFIED | DELETED, object).
+    listeners: list[Callable[[str, Json], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._objects: dict[Key, Json] = {}
@@ -115,7 +117,9 @@ class FakeCluster:
     def remove(self, kind: Kind, namespace: str, name: str) -> None:
         """Delete an object; what it owns stays until ``collect_garbage``."""
         key = (kind, namespace, name)
-        del self._objects[key]
+        gone = self._objects.pop(key)
+        gone["metadata"]["resourceVersion"] = str(next(self._versions))
+        self._tell("DELETED", gone)
         for entry in [entry for entry in self._applied if entry[0] == key]:
             del self._applied[entry]
 
@@ -321,6 +325,7 @@ class FakeCluster:
         if key[0] in _WITH_GENERATION:
             meta["generation"] = 1
         self._objects[key] = obj
+        self._tell("ADDED", obj)
         return obj
 
     def _update(self, key: Key, new: Json) -> Json:
@@ -332,7 +337,12 @@ class FakeCluster:
             new["metadata"]["generation"] = old["metadata"]["generation"] + 1
         new["metadata"]["resourceVersion"] = str(next(self._versions))
         self._objects[key] = new
+        self._tell("MODIFIED", new)
         return new
+
+    def _tell(self, event: str, obj: Json) -> None:
+        for listener in self.listeners:
+            listener(event, copy.deepcopy(obj))
 
 
 class _Call:

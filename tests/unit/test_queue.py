@@ -167,3 +167,15 @@ async def test_the_time_that_keys_waited_and_run_is_reported(clock: ManualClock)
     assert waits == [3, 2]
     clock.seconds += 4
     assert queue.running_seconds() == [4, 4]
+
+
+async def test_a_cancelled_waiter_ends_even_when_a_key_comes_at_the_same_moment() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add_after("later", 1000)
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.add("a")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await queue.get() == "a"

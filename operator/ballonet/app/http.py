@@ -40,8 +40,8 @@ class HttpServer:
             OSError: the address cannot be listened on.
         """
         app = web.Application()
-        app.router.add_get("/livez", lambda _: self._answer(self._health.live))
-        app.router.add_get("/readyz", lambda _: self._answer(self._health.ready))
+        app.router.add_get("/livez", self._live)
+        app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await self._runner.setup()
@@ -54,11 +54,17 @@ class HttpServer:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    @staticmethod
-    async def _answer(checks: Iterable[Check]) -> web.Response:
-        problems = [problem for check in checks if (problem := check()) is not None]
-        text = "\n".join(problems or ["ok"]) + "\n"
-        return web.Response(text=text, status=503 if problems else 200)
+    async def _live(self, _: web.Request) -> web.Response:
+        return _answer(self._health.live)
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        return _answer(self._health.ready)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._page(), headers={"Content-Type": METRICS_TYPE})
+
+
+def _answer(checks: Iterable[Check]) -> web.Response:
+    problems = [problem for check in checks if (problem := check()) is not None]
+    text = "\n".join(problems or ["ok"]) + "\n"
+    return web.Response(text=text, status=503 if problems else 200)

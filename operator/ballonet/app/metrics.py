@@ -42,7 +42,7 @@ class Metrics:
 
     def __init__(self) -> None:
         # When each counter began is of no use here and doubles the page.
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=False)
         self._pools = _PoolCollector()
         self.registry.register(self._pools)

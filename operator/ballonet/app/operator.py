@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
@@ -23,7 +23,7 @@ from ballonet.app.settings import Settings, SettingsError, load
 from ballonet.app.watch import Watch
 from ballonet.app.workers import PASS_SECONDS, Workers
 from ballonet.cluster.client import KubernetesCluster
-from ballonet.cluster.connection import connect
+from ballonet.cluster.connection import Connection, connect
 from ballonet.cluster.events import EventRecorder
 from ballonet.cluster.lease import Lease, LeaseTakenError
 from ballonet.cluster.port import ApiError, Kind
@@ -32,8 +32,8 @@ from ballonet.reconcile.reconcile import PoolKey, Reconciler
 from ballonet.telemetry.scrape import DirectScrape
 
 CRD: Final = f"{v1alpha1.PLURAL}.{v1alpha1.GROUP}"
-CRD_PERIOD_SECONDS: Final = 5.0
-WATCH_PAUSE_SECONDS: Final = 2.0
+CRD_PERIOD_SECONDS: Final = 2.0
+WATCH_PAUSE_SECONDS: Final = 1.0
 # Passes under way may end by themselves for so long after a signal.
 DRAIN_SECONDS: Final = 8.0
 
@@ -67,9 +67,12 @@ def run(settings: Settings) -> int:
 class Operator:
     """The parts of one process and how they depend on each other."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, login: Callable[[], Awaitable[Connection]] | None = None
+    ) -> None:
         self._settings = settings
-        login = partial(connect, settings.kube_context)
+        login = login or partial(connect, settings.kube_context)
+        self._stop = asyncio.Event()
         self.metrics = Metrics()
         self._queue: WorkQueue[PoolKey] = WorkQueue(observe_wait=self.metrics.waited)
         self.metrics.attach(self._queue)
@@ -98,8 +101,12 @@ class Operator:
             self.metrics.page,
         )
 
+    def stop(self) -> None:
+        """Begin a clean stop, as a signal does."""
+        self._stop.set()
+
     async def run(self) -> int:
-        """Run until a signal; see :func:`run`.
+        """Run until a signal or :meth:`stop`; see :func:`run`.
 
         Raises:
             LeaseTakenError: another operator took the Lease.
@@ -107,12 +114,11 @@ class Operator:
         """
         # Without credentials at the start there is nothing to wait for.
         await self._login()
-        stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, self.stop)
         await self.http.start(*self._settings.address)
-        stopping = asyncio.create_task(stop.wait())
+        stopping = asyncio.create_task(self._stop.wait())
         leading = asyncio.create_task(self._lead())
         tasks = {
             stopping,
@@ -175,18 +181,20 @@ class Operator:
             await asyncio.sleep(WATCH_PAUSE_SECONDS)
 
     async def _await_crd(self) -> None:
-        while True:
-            try:
-                if await self._cluster.serves(Kind.POOL):
-                    self._crd_problem = None
-                    return
-                self._crd_problem = (
-                    f"{CRD} in version {v1alpha1.VERSION} is not served: apply the CRD"
-                )
-            except ApiError as error:
-                self._crd_problem = f"the API server cannot be asked for {CRD}: {error}"
-            log.warning("Waiting for the CRD", problem=self._crd_problem)
+        while (problem := await self._look_for_crd()) is not None:
+            if problem != self._crd_problem:
+                log.warning("Waiting for the CRD", problem=problem)
+            self._crd_problem = problem
             await asyncio.sleep(CRD_PERIOD_SECONDS)
+        self._crd_problem = None
+
+    async def _look_for_crd(self) -> str | None:
+        try:
+            if await self._cluster.serves(Kind.POOL):
+                return None
+        except ApiError as error:
+            return f"the API server cannot be asked for {CRD}: {error}"
+        return f"{CRD} in version {v1alpha1.VERSION} is not served: apply the CRD"
 
     async def _resync(self) -> None:
         """Name every pool now and then: a watch that went silent costs minutes, not for ever."""

@@ -1,9 +1,10 @@
 """Watching the cluster: the only module that knows kopf.
 
 kopf lists and watches, reconnects and logs in; its handlers do nothing but name the pool that an
-event speaks of. It runs in a thread with an event loop of its own: at its end it cancels every task
-of its loop, and what makes it end (an unexpected answer in a stream) must not touch passes that are
-under way. Whoever awaits :meth:`Watch.run` starts the next watch.
+event speaks of. It runs in a thread with an event loop of its own, because an unexpected answer in
+one stream ends all of it: kopf 1.45 then waits without an end for the other streams, which wait for
+credentials that nobody brings any more. So its loop is abandoned at the first task that ends, and
+whoever awaits :meth:`Watch.run` starts the next watch. Passes that are under way never notice.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ CHILDREN: Final = (Kind.DEPLOYMENT, Kind.POD, Kind.SERVICE, Kind.CONFIG_MAP)
 SERVER_SECONDS: Final = 300
 CONNECT_SECONDS: Final = 15
 REQUEST_SECONDS: Final = 60
-LOGIN_PAUSE_SECONDS: Final = 5.0
+LOGIN_PAUSE_SECONDS: Final = 2.0
 STOP_SECONDS: Final = 5.0
+ABANDON_ROUNDS: Final = 20
+ABANDON_ROUND_SECONDS: Final = 0.1
 # A stream is opened again at least every 300 s, and tried again within seconds when that fails.
 STREAM_AGE_SECONDS: Final = 2 * SERVER_SECONDS + 60.0
 HEARTBEAT_SECONDS: Final = 60.0
@@ -62,8 +65,8 @@ class Watch:
         self._connect = connect
         self._changed = changed
         self._clock = clock
-        self._stop = threading.Event()
-        self._started_at = clock()
+        self._stop = asyncio.Event()
+        self._session: aiohttp.ClientSession | None = None
         self._beat_at = clock()
         self._logged_in_at: float | None = None
         namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
@@ -91,20 +94,23 @@ class Watch:
                 else:
                     ended.set_exception(error)
 
+        own_loop = asyncio.new_event_loop()
+
         def work() -> None:
             error: BaseException | None = None
             try:
-                asyncio.run(self._serve(loop))
+                own_loop.run_until_complete(self._serve(loop))
             except BaseException as caught:
                 error = caught
             _call(loop, finish, error)
+            self._abandon(own_loop)
 
         # A daemon: a watch that hangs must not keep the process from ending.
         threading.Thread(target=work, name="watch", daemon=True).start()
         try:
             await asyncio.shield(ended)
         except asyncio.CancelledError:
-            self._stop.set()
+            _call(own_loop, self._stop.set)
             await asyncio.wait({ended}, timeout=STOP_SECONDS)
             raise
 
@@ -126,21 +132,37 @@ class Watch:
     # --- in the thread ----------------------------------------------------------------------------
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Made before kopf starts: it cancels what is made later.
         beating = asyncio.create_task(self._beat())
-        try:
-            await kopf.operator(
-                registry=self._registry(loop),
-                settings=self._kopf_settings(),
-                standalone=True,
-                clusterwide=not self._settings.namespaces,
-                namespaces=self._settings.namespaces,
-                stop_flag=self._stop,
-            )
-        finally:
-            beating.cancel()
+        tasks = await kopf.spawn_tasks(
+            registry=self._registry(loop),
+            settings=self._kopf_settings(),
+            standalone=True,
+            clusterwide=not self._settings.namespaces,
+            namespaces=self._settings.namespaces,
+            stop_flag=self._stop,
+        )
+        done, _ = await asyncio.wait({*tasks, beating}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
         if not self._stop.is_set():
             raise RuntimeError("the watch ended by itself")
+
+    def _abandon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End what is left in the loop, as far as it lets itself be ended."""
+        # What does not end is dropped; there is nobody to tell.
+        loop.set_exception_handler(lambda _loop, _context: None)
+        # More than once: a task in asyncio.wait_for of Python 3.11 can swallow a cancellation.
+        for _ in range(ABANDON_ROUNDS):
+            tasks = asyncio.all_tasks(loop)
+            if not tasks:
+                break
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(tasks, timeout=ABANDON_ROUND_SECONDS))
+        if self._session is not None:
+            loop.run_until_complete(self._session.close())
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
 
     async def _beat(self) -> None:
         while True:
@@ -221,12 +243,12 @@ class Watch:
         headers = {}
         if connection.authorization:
             headers["Authorization"] = connection.authorization
-        session = aiohttp.ClientSession(
+        self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=context),
             headers=headers,
             trace_configs=[self._trace(connection)],
         )
-        return kopf.AiohttpSession(server=connection.server, aiohttp_session=session)
+        return kopf.AiohttpSession(server=connection.server, aiohttp_session=self._session)
 
     def _trace(self, connection: Connection) -> aiohttp.TraceConfig:
         prefix = URL(connection.server).path.rstrip("/")
