@@ -13,7 +13,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import aiohttp
 import kopf
@@ -137,6 +137,8 @@ class Watch:
             registry=self._registry(loop),
             settings=self._kopf_settings(),
             standalone=True,
+            # Else kopf asks for the user's name, and a container's user has none.
+            identity=cast(Any, self._settings.identity),
             clusterwide=not self._settings.namespaces,
             namespaces=self._settings.namespaces,
             stop_flag=self._stop,
