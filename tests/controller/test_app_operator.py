@@ -204,7 +204,7 @@ async def test_refused_lists_and_watches_are_tried_again(
     harness: Harness, status: int, watch: bool
 ) -> None:
     headers = {"Retry-After": "1"} if status == 429 else {}
-    harness.api.fail(status, words="inferencepools", watch=watch, **headers)
+    harness.api.fail(status, words="inferencepools", watch=watch, headers=headers)
     harness.start()
     harness.cluster.put(a_pool("before"))
     await eventually(lambda: not harness.api.faults_left)

@@ -74,7 +74,7 @@ class FakeApiServer:
         words: str = "",
         watch: bool | None = None,
         times: int = 1,
-        **headers: str,
+        headers: dict[str, str] | None = None,
     ) -> None:
         """Answer the next matching requests with a status; ``words`` is part of the path."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -22,6 +22,9 @@ TIMEOUT_SECONDS: Final = 5.0
 MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 MAX_VERSION_BYTES: Final = 4096
 AT_ONCE: Final = 16
+MAX_COUNT: Final = 10**15
+_WHOLE: Final = re.compile(r"[0-9]{1,15}")
+_DECIMAL: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,20})?")
 
 Series = tuple[Mapping[str, str], float]
 
@@ -192,7 +195,8 @@ def _label(labels: Mapping[str, str], name: str) -> int | None:
     text = labels.get(name, "None")
     if text in ("None", ""):
         return None
-    if not text.isdecimal() or int(text) == 0:
+    # The bound keeps status within int64 and JSON's exact integers.
+    if not _WHOLE.fullmatch(text) or int(text) == 0:
         raise InvalidPageError(f"label {name} of the cache configuration is {text[:40]!r}")
     return int(text)
 
@@ -201,10 +205,8 @@ def _concurrency(labels: Mapping[str, str]) -> Fraction | None:
     text = labels.get("kv_cache_max_concurrency", "None")
     if text in ("None", ""):
         return None
-    try:
-        value = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        value = Fraction(0)
+    # Checked as text first: a fraction of 1e999999999 would fill the memory.
+    value = Fraction(text) if _DECIMAL.fullmatch(text) else Fraction(0)
     if value <= 0:
         raise InvalidPageError(f"label kv_cache_max_concurrency is {text[:40]!r}")
     return value
@@ -214,7 +216,7 @@ def _sum(series: Mapping[str, Iterable[Series]], name: str) -> int | None:
     values = [value for _, value in series.get(name, [])]
     if not values:
         return None
-    if any(not math.isfinite(value) or value < 0 for value in values):
+    if any(not 0 <= value <= MAX_COUNT for value in values):
         raise InvalidPageError(f"{name} is {', '.join(map(str, values))}")
     return int(sum(values))
 
