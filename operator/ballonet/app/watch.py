@@ -133,10 +133,7 @@ class Watch:
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         beating = asyncio.create_task(self._beat())
-        # Given, because kopf would ask for the user's name, and in a container there may be none.
-        identity: Any = self._settings.identity
         tasks = await kopf.spawn_tasks(
-            identity=identity,
             registry=self._registry(loop),
             settings=self._kopf_settings(),
             standalone=True,
