@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from ballonet.api.crdgen import Schema, pool_schema
-from ballonet.api.v1alpha1 import NAME_RULE, InferencePoolSpec
+from ballonet.api.quoting import quoted
+from ballonet.api.v1alpha1 import NAME_RULE, BrokenRules, InferencePoolSpec
 
 MAX_PROBLEMS: Final = 8
 
@@ -27,17 +30,16 @@ def parse_spec(pool: Mapping[str, Any]) -> InferencePoolSpec:
     """Return the spec of a pool; fields that this version does not know are ignored.
 
     Raises:
-        InvalidPoolError: a bound or a rule does not hold.
+        InvalidPoolError: a bound or a rule does not hold; each problem gives the path of the wrong
+            element, its value (but where it may be secret) and what to do.
     """
-    problems = [] if NAME_RULE.holds(_name(pool)) else [NAME_RULE.message]
+    problems = [text for _, text in NAME_RULE.problems(_name(pool))]
     try:
         spec = InferencePoolSpec.model_validate(pool.get("spec", {}))
     except ValidationError as error:
-        found = [
-            f"{field_path(('spec', *problem['loc']))}: {problem['msg'].removeprefix(_PREFIX)}"
-            for problem in error.errors(include_url=False)
-        ]
-        raise InvalidPoolError(problems + found) from None
+        for details in error.errors(include_url=False):
+            problems.extend(_located(details))
+        raise InvalidPoolError(problems) from None
     if problems:
         raise InvalidPoolError(problems)
     return spec
@@ -53,7 +55,51 @@ def field_path(steps: tuple[int | str, ...]) -> str:
     return "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in steps).removeprefix(".")
 
 
-_PREFIX: Final = "Value error, "
+def _located(details: ErrorDetails) -> Iterator[str]:
+    """Yield "path: what is wrong there" for one error of pydantic."""
+    path = field_path(("spec", *details["loc"]))
+    error = details.get("ctx", {}).get("error")
+    if isinstance(error, BrokenRules):
+        yield from (f"{path}{below}: {text}" for below, text in error.problems)
+    elif isinstance(error, ValueError):
+        yield f"{path}: {error}"
+    else:
+        yield f"{path}: {_bound(details)}"
+
+
+# What pydantic says around the bound itself: the value takes its place.
+_AROUND: Final = re.compile(r"^(Input|String|List|Dictionary) (?=should )| after validation, .*")
+# Kinds of error for what this resource calls an object.
+_OBJECT: Final = frozenset({"model_type", "model_attributes_type", "dict_type"})
+
+
+def _bound(details: ErrorDetails) -> str:
+    """Return which bound of one field does not hold, with the value."""
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "missing":
+        return details["msg"]
+    value = _shown(details["loc"], details["input"])
+    if kind == "greater_than_equal":
+        return f"{value} is below {context['ge']}: give at least {context['ge']}"
+    if kind == "less_than_equal":
+        return f"{value} is above {context['le']}: give at most {context['le']}"
+    if kind in _OBJECT:
+        return f"{value} should be an object"
+    return f"{value} {_AROUND.sub('', details['msg'])}"
+
+
+# What people put secrets into; nothing at, in or around it is ever repeated.
+_SECRET: Final = (("engine", "env"), ("engine", "args"), ("engine", "podTemplate"))
+
+
+def _shown(steps: tuple[int | str, ...], value: object) -> str:
+    """Return a value for a message; lists and objects, and what may be secret, only by kind."""
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    hidden = any(steps[: len(secret)] == secret[: len(steps)] for secret in _SECRET)
+    return "the value" if hidden else quoted(value)
 
 
 def _name(pool: Mapping[str, Any]) -> str:

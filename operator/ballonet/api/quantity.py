@@ -8,6 +8,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, WithJsonSchema
 
+from ballonet.api.quoting import quoted
+
 PATTERN: Final = (
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
     r"(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
@@ -35,13 +37,15 @@ def parse_quantity(text: str | int) -> Decimal:
     value = str(text)
     match = _QUANTITY.fullmatch(value) if len(value) <= 32 else None
     if match is None:
-        raise ValueError(f"{value[:40]!r} is not a quantity: write for example 8Gi or 8589934592")
+        raise ValueError(f"{quoted(value)} is not a quantity: write for example 8Gi or 8589934592")
     number = Decimal(match["number"])
     if match["exponent"]:
         return number * Decimal(10) ** int(match["exponent"])
     suffix = match["suffix"] or ""
     if suffix not in _SUFFIXES:
-        raise ValueError(f"{value!r} has an unknown suffix {suffix!r}: write for example 8Gi or 8G")
+        raise ValueError(
+            f"{quoted(value)} has an unknown suffix {suffix!r}: write for example 8Gi or 8G"
+        )
     return number * _SUFFIXES[suffix]
 
 
@@ -53,7 +57,7 @@ def quantity_bytes(text: str | int) -> int:
     """
     value = parse_quantity(text)
     if value <= 0:
-        raise ValueError(f"{text!r} must be more than zero: write for example 8Gi")
+        raise ValueError(f"{quoted(text)} must be more than zero: write for example 8Gi")
     whole = int(value)
     return whole if whole == value else whole + 1
 
@@ -63,9 +67,9 @@ MAX_MEMORY_BYTES: Final = 2**53  # 8Pi
 
 def _memory(value: Any) -> str | int:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"{value!r} is not a quantity: write for example 8Gi or 8589934592")
+        raise ValueError(f"{quoted(value)} is not a quantity: write for example 8Gi or 8589934592")
     if quantity_bytes(value) > MAX_MEMORY_BYTES:
-        raise ValueError(f"{value!r} is more memory than any machine has (over 8 PiB)")
+        raise ValueError(f"{quoted(value)} is more memory than any machine has (over 8 PiB)")
     return value
 
 

@@ -8,9 +8,10 @@ Parsing ignores unknown fields, so that a newer CRD never crashes an older opera
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import (
@@ -22,11 +23,11 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
-from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from ballonet.api.quantity import MemoryQuantity
+from ballonet.api.quoting import quoted
 
 GROUP: Final = "ballonet.io"
 VERSION: Final = "v1alpha1"
@@ -53,18 +54,28 @@ LABEL_KEY_PATTERN: Final = (
 LABEL_VALUE_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 
 
+# A path below the object that is looked at, as the API server writes it (.topologies[0].name), and
+# what is wrong there: the value, and what to do.
+Problem = tuple[str, str]
+
+
 @dataclass(frozen=True)
 class Rule:
     """A static rule over several fields, in the language of either place that checks it.
 
-    ``cel`` is for the API server, ``holds`` for plans without one; both see the object that the
-    rule stands at and must agree. ``field`` is the path below it that an error is shown at.
+    ``cel`` is for the API server, which shows ``message`` at ``field``; ``problems`` is for plans
+    without one, and finds every element that breaks the rule. Both see the object that the rule
+    stands at and must agree.
     """
 
     cel: str
     message: str
-    holds: Callable[[Any], bool]
+    problems: Callable[[Any], Iterable[Problem]]
     field: str = ""
+
+    def holds(self, value: Any) -> bool:
+        """Return whether nothing breaks the rule."""
+        return not list(self.problems(value))
 
     def schema(self) -> dict[str, str]:
         """Return the rule as an entry of x-kubernetes-validations."""
@@ -72,11 +83,24 @@ class Rule:
         return {**entry, "fieldPath": self.field} if self.field else entry
 
 
+class BrokenRules(ValueError):  # noqa: N818 - the name says what is wrong
+    """What an object breaks: the text gives the rules, ``problems`` every place and its value."""
+
+    def __init__(self, rules: Iterable[str], problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(rules))
+
+
+def _no_label(name: str) -> Iterator[Problem]:
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
+        yield "", f"{NAME_RULE.message}; it is {quoted(name)}"
+
+
 NAME_RULE: Final = Rule(
     "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')",
-    "metadata.name must be a DNS-1035 label of at most 63 characters (a-z, 0-9 and -, starting "
-    "with a letter), because the Service of the pool carries it",
-    lambda name: re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name) is not None,
+    f"metadata.name must be a DNS-1035 label of at most {MAX_NAME_CHARACTERS} characters (a-z, "
+    "0-9 and -, starting with a letter), because the Service of the pool carries it",
+    _no_label,
 )
 
 
@@ -90,14 +114,16 @@ class Model(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        problems = [rule.message for rule in self.RULES if not rule.holds(self)]
-        problems += [
-            f"{field.alias} has {repeated!r} twice"
-            for name, field in type(self).model_fields.items()
-            if (repeated := _repeated(field, getattr(self, name))) is not None
-        ]
-        if problems:
-            raise ValueError("; ".join(problems))
+        broken: dict[str, list[Problem]] = {}
+        for rule in self.RULES:
+            if problems := list(rule.problems(self)):
+                broken[rule.message] = problems
+        for name, field in type(self).model_fields.items():
+            alias, value = str(field.alias), getattr(self, name)
+            if problems := list(_repeated(alias, value, field.json_schema_extra)):
+                broken[f"{alias} has entries twice"] = problems
+        if broken:
+            raise BrokenRules(broken, chain.from_iterable(broken.values()))
         return self
 
     @classmethod
@@ -111,25 +137,20 @@ class Model(BaseModel):
         return schema
 
 
-def _repeated(field: FieldInfo, value: object) -> str | None:
-    """Return the first key that stands twice in a list that is a set or a map, or None."""
-    extra = field.json_schema_extra
+def _repeated(alias: str, value: object, extra: object) -> Iterator[Problem]:
+    """Yield what stands once more in a list that is a set or a map."""
     if not isinstance(value, list) or not isinstance(extra, dict):
-        return None
-    keys = extra.get("x-kubernetes-list-map-keys")
-    seen: set[object] = set()
-    for item in value:
-        if isinstance(keys, list):
-            by_alias = item.model_dump(by_alias=True)
-            key = "/".join(str(by_alias[str(name)]) for name in keys)
-        elif extra.get("x-kubernetes-list-type") == "set":
-            key = str(item)
-        else:
-            return None
+        return
+    keys = extra.get("x-kubernetes-list-map-keys", [])
+    if not keys and extra.get("x-kubernetes-list-type") != "set":
+        return
+    seen: set[str] = set()
+    for index, item in enumerate(value):
+        by_alias = item.model_dump(by_alias=True) if keys else {}
+        key = "/".join(str(by_alias[name]) for name in keys) if keys else str(item)
         if key in seen:
-            return key
+            yield f".{alias}[{index}]", f"{quoted(key)} stands there already: rename or remove it"
         seen.add(key)
-    return None
 
 
 def integer(low: int, high: int, *, bits: int = 32) -> Any:
@@ -142,7 +163,7 @@ def text(high: int, pattern: str | None = None, *, low: int = 1) -> StringConstr
     return StringConstraints(min_length=low or None, max_length=high, pattern=pattern)
 
 
-Name = Annotated[str, text(63, NAME_PATTERN)]
+Name = Annotated[str, text(MAX_NAME_CHARACTERS, NAME_PATTERN)]
 ObjectName = Annotated[str, text(253, OBJECT_NAME_PATTERN)]
 Tokens = Annotated[int, integer(1, MAX_TOKENS, bits=64)]
 Count = Annotated[int, integer(1, MAX_COUNT)]
@@ -229,6 +250,12 @@ class ConfigMapKeyRef(Model):
     )
 
 
+def _not_one_source(config: ModelConfig) -> Iterator[Problem]:
+    if (config.inline is None) == (config.config_map_ref is None):
+        found = "neither" if config.inline is None else "both"
+        yield "", f"has {found} of inline and configMapRef: give exactly one"
+
+
 class ModelConfig(Model):
     """Where the model's own config.json is read from."""
 
@@ -236,7 +263,7 @@ class ModelConfig(Model):
         Rule(
             "has(self.inline) != has(self.configMapRef)",
             "give exactly one of inline and configMapRef",
-            lambda config: (config.inline is None) != (config.config_map_ref is None),
+            _not_one_source,
         ),
     )
 
@@ -347,6 +374,13 @@ class EngineSpec(Model):
     )
 
 
+def _no_label_keys(accelerator: AcceleratorSpec) -> Iterator[Problem]:
+    for key in accelerator.node_selector:
+        if not re.fullmatch(LABEL_KEY_PATTERN.removesuffix("$"), key):
+            text = f"{quoted(key)} is not a label key: write for example example.com/gpu or gpu"
+            yield ".nodeSelector", text
+
+
 class AcceleratorSpec(Model):
     """The device that one rank of the engine runs on."""
 
@@ -355,10 +389,7 @@ class AcceleratorSpec(Model):
             f"!has(self.nodeSelector) || self.nodeSelector.all(k, "
             f"k.matches(r'{LABEL_KEY_PATTERN}'))",
             "keys of nodeSelector must be label keys, for example example.com/gpu or gpu",
-            lambda accelerator: all(
-                re.fullmatch(LABEL_KEY_PATTERN.removesuffix("$"), key)
-                for key in accelerator.node_selector
-            ),
+            _no_label_keys,
             field=".nodeSelector",
         ),
     )
@@ -491,12 +522,70 @@ class RolloutSpec(Model):
     )
 
 
-def _roles(spec: InferencePoolSpec) -> list[Role]:
-    return [role for topology in spec.topologies for role in topology.roles]
+def _roles(spec: InferencePoolSpec) -> Iterator[tuple[str, Role]]:
+    for t, topology in enumerate(spec.topologies):
+        for r, role in enumerate(topology.roles):
+            yield f".topologies[{t}].roles[{r}]", role
 
 
 def _prefix_tokens(spec: InferencePoolSpec) -> dict[str, int]:
     return {prefix.name: prefix.tokens for prefix in spec.shared_prefixes}
+
+
+def _roles_above_ceiling(spec: InferencePoolSpec) -> Iterator[Problem]:
+    ceiling = spec.sequence.max_tokens
+    for path, role in _roles(spec):
+        if role.max_tokens is not None and role.max_tokens > ceiling:
+            text = f"is above spec.sequence.maxTokens {ceiling}: lower it or raise that"
+            yield f"{path}.maxTokens", f"{role.max_tokens} {text}"
+
+
+def _unknown_prefixes(spec: InferencePoolSpec) -> Iterator[Problem]:
+    prefixes = _prefix_tokens(spec)
+    known = ", ".join(prefixes) or "none is declared"
+    for path, role in _roles(spec):
+        if role.shared_prefix is not None and role.shared_prefix not in prefixes:
+            text = f"{role.shared_prefix} is not one of spec.sharedPrefixes ({known})"
+            yield f"{path}.sharedPrefix", text
+
+
+def _prefixes_above_roles(spec: InferencePoolSpec) -> Iterator[Problem]:
+    prefixes = _prefix_tokens(spec)
+    for path, role in _roles(spec):
+        tokens = prefixes.get(role.shared_prefix or "", 0)
+        if role.max_tokens is not None and tokens > role.max_tokens:
+            text = f"has {tokens} tokens, more than the role's maxTokens {role.max_tokens}"
+            yield f"{path}.sharedPrefix", f"{role.shared_prefix} {text}: shorten it or raise that"
+
+
+def _too_many_sequences(spec: InferencePoolSpec) -> Iterator[Problem]:
+    needed = sum(t.concurrent_runs * sum(r.count for r in t.roles) for t in spec.topologies)
+    if needed > MAX_SEQUENCES:
+        yield (
+            ".topologies",
+            f"{needed} sequences at once are needed together, more than {MAX_SEQUENCES}: lower "
+            "concurrentRuns or counts",
+        )
+
+
+def _prefixes_above_ceiling(spec: InferencePoolSpec) -> Iterator[Problem]:
+    ceiling = spec.sequence.max_tokens
+    for index, prefix in enumerate(spec.shared_prefixes):
+        if prefix.tokens > ceiling:
+            text = f"is above spec.sequence.maxTokens {ceiling}: shorten it or raise that"
+            yield f".sharedPrefixes[{index}].tokens", f"{prefix.tokens} {text}"
+
+
+def _cpu_without_memory(spec: InferencePoolSpec) -> Iterator[Problem]:
+    if spec.accelerator.type.lower() == "cpu" and spec.budget.kv_cache_memory_per_rank is None:
+        text = "accelerator.type CPU needs it: give for example 8Gi"
+        yield ".budget.kvCacheMemoryPerRank", text
+
+
+def _cpu_without_image(spec: InferencePoolSpec) -> Iterator[Problem]:
+    if spec.accelerator.type.lower() == "cpu" and spec.engine.image is None:
+        text = "accelerator.type CPU needs one, because the public image is for GPUs: name yours"
+        yield ".engine.image", text
 
 
 class InferencePoolSpec(Model):
@@ -507,10 +596,7 @@ class InferencePoolSpec(Model):
             "!has(self.topologies) || self.topologies.all(t, t.roles.all(r, !has(r.maxTokens) "
             "|| r.maxTokens <= self.sequence.maxTokens))",
             "a role's maxTokens must not exceed sequence.maxTokens",
-            lambda spec: all(
-                role.max_tokens is None or role.max_tokens <= spec.sequence.max_tokens
-                for role in _roles(spec)
-            ),
+            _roles_above_ceiling,
             field=".topologies",
         ),
         Rule(
@@ -518,10 +604,7 @@ class InferencePoolSpec(Model):
             "!has(r.sharedPrefix) || (has(self.sharedPrefixes) && "
             "self.sharedPrefixes.exists(p, p.name == r.sharedPrefix))))",
             "a role's sharedPrefix must be the name of one of sharedPrefixes",
-            lambda spec: all(
-                role.shared_prefix is None or role.shared_prefix in _prefix_tokens(spec)
-                for role in _roles(spec)
-            ),
+            _unknown_prefixes,
             field=".topologies",
         ),
         Rule(
@@ -529,46 +612,33 @@ class InferencePoolSpec(Model):
             "t.roles.all(r, !has(r.sharedPrefix) || !has(r.maxTokens) || "
             "self.sharedPrefixes.all(p, p.name != r.sharedPrefix || p.tokens <= r.maxTokens)))",
             "a role's sharedPrefix must not be longer than the role's maxTokens",
-            lambda spec: all(
-                role.shared_prefix is None
-                or role.max_tokens is None
-                or _prefix_tokens(spec).get(role.shared_prefix, 0) <= role.max_tokens
-                for role in _roles(spec)
-            ),
+            _prefixes_above_roles,
             field=".topologies",
         ),
         Rule(
             f"!has(self.topologies) || self.topologies.map(t, t.concurrentRuns * "
             f"t.roles.map(r, r.count).sum()).sum() <= {MAX_SEQUENCES}",
             f"all topologies together must not need more than {MAX_SEQUENCES} sequences at once",
-            lambda spec: (
-                sum(t.concurrent_runs * sum(r.count for r in t.roles) for t in spec.topologies)
-                <= MAX_SEQUENCES
-            ),
+            _too_many_sequences,
             field=".topologies",
         ),
         Rule(
             "!has(self.sharedPrefixes) || self.sharedPrefixes.all(p, p.tokens <= "
             "self.sequence.maxTokens)",
             "a shared prefix must not be longer than sequence.maxTokens",
-            lambda spec: all(
-                prefix.tokens <= spec.sequence.max_tokens for prefix in spec.shared_prefixes
-            ),
+            _prefixes_above_ceiling,
             field=".sharedPrefixes",
         ),
         Rule(
             "self.accelerator.type.lowerAscii() != 'cpu' || has(self.budget.kvCacheMemoryPerRank)",
             "accelerator.type CPU needs budget.kvCacheMemoryPerRank",
-            lambda spec: (
-                spec.accelerator.type.lower() != "cpu"
-                or spec.budget.kv_cache_memory_per_rank is not None
-            ),
+            _cpu_without_memory,
             field=".budget.kvCacheMemoryPerRank",
         ),
         Rule(
             "self.accelerator.type.lowerAscii() != 'cpu' || has(self.engine.image)",
             "accelerator.type CPU needs engine.image, because the public image is for GPUs",
-            lambda spec: spec.accelerator.type.lower() != "cpu" or spec.engine.image is not None,
+            _cpu_without_image,
             field=".engine.image",
         ),
     )

@@ -8,13 +8,12 @@ from enum import IntEnum
 from typing import Any
 
 from ballonet.api.conditions import ConditionType, Finding, Reason, Status
-from ballonet.api.parse import InvalidPoolError, unknown_fields
+from ballonet.api.parse import InvalidPoolError, parse_spec, unknown_fields
 from ballonet.api.status import Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.cli.pools import ConfigMaps, PoolDocument, spelling
 from ballonet.kv.units import Interval
 from ballonet.planning.plan import Plan, plan_pool
-from ballonet.planning.validation import checked_spec
 
 
 class ExitCode(IntEnum):
@@ -94,7 +93,7 @@ def plan_document(
         for path in unknown_fields(document.body)
     ]
     try:
-        spec = checked_spec(document.body)
+        spec = parse_spec(document.body)
     except InvalidPoolError as error:
         return Outcome(document, (*unknown, *error.problems), None)
     if unknown:

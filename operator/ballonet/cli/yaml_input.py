@@ -16,6 +16,8 @@ import yaml
 from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
+from ballonet.api.quoting import quoted
+
 MAX_INPUT_BYTES: Final = 4 * 1024 * 1024
 MAX_DEPTH: Final = 100
 MAX_VALUES: Final = 500_000
@@ -90,7 +92,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise InvalidInput(f"has the key {key[:60]!r} twice in one map")
+            raise InvalidInput(f"has the key {quoted(key)} twice in one map")
         found[key] = value
     return found
 
@@ -202,7 +204,7 @@ def _key(value: Any, parent: _Open, line: int) -> Any:
     # As in JSON, keys are text: 1 and "1" are the same key.
     text = value if isinstance(value, str) else json.dumps(value)
     if text in parent.fields:
-        raise InvalidInput(f"line {line}: has the key {text[:60]!r} twice in one map")
+        raise InvalidInput(f"line {line}: has the key {quoted(text)} twice in one map")
     return text
 
 

@@ -6,6 +6,7 @@ import re
 from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
+from ballonet.api.quoting import quoted
 from ballonet.catalog.flags import vllm_flag_ranges, vllm_sampled_versions
 
 
@@ -36,7 +37,7 @@ def parse_version(text: str) -> Version:
     """
     match = _VERSION.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text[:40]!r} is not a vLLM version: write for example {NEWEST}")
+        raise ValueError(f"{quoted(text)} is not a vLLM version: write for example {NEWEST}")
     before = match[4] is not None and _BEFORE_RELEASE.match(match[4]) is not None
     return Version(int(match[1]), int(match[2]), int(match[3]), 0 if before else 1)
 

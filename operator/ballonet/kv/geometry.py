@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
+from ballonet.api.quoting import quoted
 from ballonet.kv.units import format_bytes
 
 MAX_CONFIG_BYTES: Final = 1_048_576
@@ -116,7 +117,7 @@ class InvalidModelConfig(ValueError):  # noqa: N818 - the name says what is wron
         self.field = field
         self.value = value
         self.message = message
-        super().__init__(f"config.json {field}: {_shown(value)}: {message}")
+        super().__init__(f"config.json {field}: {quoted(value)}: {message}")
 
 
 class LayoutNotUnderstood(ValueError):  # noqa: N818 - no error of the user
@@ -241,7 +242,7 @@ def _load(text: str) -> dict[str, Any]:
     if size > MAX_CONFIG_BYTES:
         raise InvalidModelConfig(
             "(file)",
-            f"{text[:20]}...",
+            text,
             f"has {format_bytes(size)}; a model's config.json is far below "
             f"{format_bytes(MAX_CONFIG_BYTES)}. Give config.json itself, not weights or tokenizer",
         )
@@ -260,11 +261,6 @@ def _load(text: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InvalidModelConfig("(file)", text, "must be a JSON object")
     return config
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _text_part(config: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
@@ -299,7 +295,7 @@ def _refuse_other_caches(config: Mapping[str, Any], model_type: str) -> None:
     if window and switched_on and not isinstance(config.get("layer_types"), list):
         raise LayoutNotUnderstood(
             "sliding_window",
-            f"layers keep a window of {_shown(window)} tokens only; {_UNPLANNED_ADVICE}",
+            f"layers keep a window of {quoted(window)} tokens only; {_UNPLANNED_ADVICE}",
         )
 
 
@@ -312,7 +308,7 @@ def _refuse_other_layers(config: Mapping[str, Any], model_type: str, layers: int
         other = next((kind for kind in kinds if kind not in _FULL), None)
         if other is not None:
             raise LayoutNotUnderstood(
-                key, f"has layers of kind {_shown(other)}; {_UNPLANNED_ADVICE}"
+                key, f"has layers of kind {quoted(other)}; {_UNPLANNED_ADVICE}"
             )
         if len(kinds) != layers:
             raise InvalidModelConfig(
@@ -322,7 +318,7 @@ def _refuse_other_layers(config: Mapping[str, Any], model_type: str, layers: int
     if not said_by_layer and model_type not in _FULL_FAMILIES:
         raise LayoutNotUnderstood(
             "model_type",
-            f"the family {model_type!r} is not known to keep all tokens in every layer; "
+            f"the family {quoted(model_type)} is not known to keep all tokens in every layer; "
             f"{_UNPLANNED_ADVICE}",
         )
 
