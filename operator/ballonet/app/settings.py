@@ -128,7 +128,7 @@ def load(environ: Mapping[str, str], arguments: Sequence[str] = ()) -> Settings:
     """Return the settings of an environment and of command-line arguments.
 
     Raises:
-        SettingsError: a value cannot be used, or a BALLONET_ variable or a flag is unknown.
+        SettingsError: a value cannot be used, or a flag is unknown.
     """
     given = _given_variables(environ) | _given_flags(arguments)
     try:

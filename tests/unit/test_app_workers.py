@@ -1,0 +1,179 @@
+"""Workers: what becomes of a pass that succeeds, fails, or is cut short."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from ballonet.app.metrics import Metrics
+from ballonet.app.workers import SCHEMA_RETRY_SECONDS, Workers
+from ballonet.cluster.port import ApiError
+from ballonet.reconcile.queue import WorkQueue
+from ballonet.reconcile.reconcile import Outcome, PoolKey
+
+KEY = PoolKey("ns", "p")
+
+
+class Harness:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.metrics = Metrics()
+        self.queue: WorkQueue[PoolKey] = WorkQueue(clock=lambda: self.seconds, jitter=lambda: 0.0)
+        self.metrics.attach(self.queue)
+        self.passes: list[PoolKey] = []
+        self.behave: Callable[[], Outcome] = lambda: Outcome(None)
+
+    async def reconcile(self, key: PoolKey) -> Outcome:
+        self.passes.append(key)
+        return self.behave()
+
+    async def one_round(self) -> None:
+        """Let a worker take everything that is due."""
+        workers = Workers(self.queue, self.reconcile, self.metrics, clock=lambda: self.seconds)
+        running = asyncio.create_task(workers.run(1))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    def series(self, name: str) -> str:
+        page = self.metrics.page().decode()
+        return "".join(line for line in page.splitlines(keepends=True) if line.startswith(name))
+
+
+@pytest.fixture
+def harness() -> Harness:
+    return Harness()
+
+
+def failing(error: Exception) -> Callable[[], Outcome]:
+    def behave() -> Outcome:
+        raise error
+
+    return behave
+
+
+async def test_a_pass_says_when_the_next_is_due(harness: Harness) -> None:
+    harness.behave = lambda: Outcome(60.0, {"conditions": []})
+    harness.queue.add(KEY)
+    await harness.one_round()
+    harness.seconds = 59
+    assert harness.queue.depth == 0
+    harness.seconds = 60
+    assert harness.queue.depth == 1
+    assert 'ballonet_reconcile_total{result="success"} 1.0' in harness.series("ballonet_reconcile")
+
+
+async def test_a_failed_pass_is_counted_and_comes_back_later_each_time(harness: Harness) -> None:
+    harness.behave = failing(ApiError(500, "InternalError", "etcd is away"))
+    harness.queue.add(KEY)
+    await harness.one_round()
+    assert harness.queue.depth == 0
+    harness.seconds = 1
+    await harness.one_round()
+    harness.seconds = 2.9
+    assert harness.queue.depth == 0
+    harness.seconds = 3
+    assert harness.queue.depth == 1
+    assert 'ballonet_reconcile_errors_total{reason="Api500"} 2.0' in harness.series("ballonet")
+    harness.behave = lambda: Outcome(None)
+    await harness.one_round()
+    assert harness.queue.failures(KEY) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "wait_seconds", "word"),
+    [
+        (ApiError(429, "", "slow down", retry_after_seconds=17), 17, "Api429"),
+        (ApiError(0, "Timeout", "no answer"), 1, "Unreachable"),
+        (ApiError(409, "Conflict", "modified"), 1, "Api409"),
+        (
+            ApiError(500, "", "field not declared in schema"),
+            SCHEMA_RETRY_SECONDS,
+            "SchemaMismatch",
+        ),
+        (TimeoutError(), 1, "Timeout"),
+        (KeyError("x"), 1, "InternalError"),
+    ],
+)
+async def test_how_long_a_failure_waits_and_how_it_is_called(
+    harness: Harness, error: Exception, wait_seconds: float, word: str
+) -> None:
+    harness.behave = failing(error)
+    harness.queue.add(KEY)
+    await harness.one_round()
+    harness.seconds = wait_seconds - 0.01
+    assert harness.queue.depth == 0
+    harness.seconds = wait_seconds
+    assert harness.queue.depth == 1
+    assert f'reason="{word}"' in harness.series("ballonet_reconcile_errors_total")
+
+
+async def test_one_pool_that_fails_does_not_hold_up_another(harness: Harness) -> None:
+    harness.behave = failing(RuntimeError("broken"))
+    harness.queue.add(KEY)
+    harness.queue.add(PoolKey("ns", "q"))
+    await harness.one_round()
+    assert harness.passes == [KEY, PoolKey("ns", "q")]
+
+
+async def test_a_pass_that_is_cut_short_is_made_again_by_the_next_holder(harness: Harness) -> None:
+    began = asyncio.Event()
+
+    async def hang(_: PoolKey) -> Outcome:
+        began.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    workers = Workers(harness.queue, hang, harness.metrics)
+    running = asyncio.create_task(workers.run(2))
+    harness.queue.add(KEY)
+    await began.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert harness.queue.depth == 1
+    await harness.one_round()
+    assert harness.passes == [KEY]
+
+
+async def test_series_of_a_pool_follow_its_status_and_go_with_it(harness: Harness) -> None:
+    status = {
+        "conditions": [{"type": "Ready", "status": "False"}],
+        "budget": {"predicted": {"lowBlocks": 128}, "measured": {"blocks": 127}},
+        "topology": {"budgetBlocks": 114, "needBlocks": 192, "requiredSlots": 6},
+        "engine": {"maxConcurrent": 3},
+        "readyReplicas": 1,
+    }
+    harness.behave = lambda: Outcome(None, status)
+    harness.queue.add(KEY)
+    await harness.one_round()
+    shown = harness.series("ballonet_pool_")
+    labels = 'name="p",namespace="ns"'
+    for line in (
+        f"ballonet_pool_planned_blocks{{{labels}}} 128.0",
+        f"ballonet_pool_measured_blocks{{{labels}}} 127.0",
+        f"ballonet_pool_budget_blocks{{{labels}}} 114.0",
+        f"ballonet_pool_need_blocks{{{labels}}} 192.0",
+        f"ballonet_pool_max_concurrent{{{labels}}} 3.0",
+        f'ballonet_pool_condition{{{labels},status="False",type="Ready"}} 1.0',
+        f'ballonet_pool_condition{{{labels},status="True",type="Ready"}} 0.0',
+    ):
+        assert line in shown
+    assert "available_slots" not in shown
+    harness.behave = lambda: Outcome(None)
+    harness.queue.add(KEY)
+    await harness.one_round()
+    assert harness.series("ballonet_pool_") == ""
+
+
+async def test_the_state_of_the_queue_is_exported_under_known_names(harness: Harness) -> None:
+    harness.queue.add(KEY)
+    harness.queue.add(PoolKey("ns", "q"))
+    assert await harness.queue.get() == KEY
+    harness.seconds = 4
+    shown = harness.series("workqueue_")
+    assert 'workqueue_depth{name="pool"} 1.0' in shown
+    assert 'workqueue_adds_total{name="pool"} 2.0' in shown
+    assert 'workqueue_longest_running_processor_seconds{name="pool"} 4.0' in shown

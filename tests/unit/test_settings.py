@@ -1,0 +1,79 @@
+"""Settings: where they come from, which wins, and what is said of those that cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ballonet.app.settings import LogFormat, LogLevel, Settings, SettingsError, flag, load, variable
+
+
+def test_flags_win_over_variables_and_these_over_defaults() -> None:
+    environ = {"BALLONET_WORKERS": "7", "BALLONET_LOG_LEVEL": "debug", "HOME": "/x"}
+    settings = load(environ, ["--workers", "2", "--log-format=console"])
+    assert settings.workers == 2
+    assert settings.log_level is LogLevel.DEBUG
+    assert settings.log_format is LogFormat.CONSOLE
+    assert settings.resync_seconds == 600
+
+
+def test_namespaces_are_a_list_with_commas_and_empty_means_all() -> None:
+    assert load({"BALLONET_NAMESPACES": " b, a,,b "}).namespaces == ("a", "b")
+    assert load({"BALLONET_NAMESPACES": ""}).namespaces == ()
+    assert load({}).namespaces == ()
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "words"),
+    [
+        ({"BALLONET_WORKERS": "many"}, [], "BALLONET_WORKERS='many'"),
+        ({"BALLONET_WORKERS": "0"}, [], "greater than or equal to 1"),
+        ({}, ["--workers", "65"], "--workers='65'"),
+        ({"BALLONET_LOG_LEVEL": "loud"}, [], "'debug', 'info', 'warning' or 'error'"),
+        ({"BALLONET_NAMESPACES": "a,B_c"}, [], "BALLONET_NAMESPACES='a,B_c'"),
+        ({"BALLONET_LISTEN": "8080"}, [], "BALLONET_LISTEN='8080'"),
+        ({}, ["--worker", "2"], "unknown argument '--worker'"),
+        ({}, ["serve"], "unknown argument 'serve'"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named_with_its_value(
+    environ: dict[str, str], arguments: list[str], words: str
+) -> None:
+    with pytest.raises(SettingsError) as raised:
+        load(environ, arguments)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        (":8080", (None, 8080)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:9090", ("::1", 9090)),
+        ("localhost:80", ("localhost", 80)),
+    ],
+)
+def test_an_address_without_a_host_means_all_addresses(
+    listen: str, address: tuple[str | None, int]
+) -> None:
+    assert Settings(listen=listen).address == address
+
+
+def test_by_default_nothing_listens_beyond_this_machine() -> None:
+    assert Settings().address[0] == "127.0.0.1"
+
+
+def test_two_processes_never_have_the_same_identity_by_default() -> None:
+    assert Settings().identity != Settings().identity
+
+
+def test_the_installation_is_the_lease() -> None:
+    assert Settings(namespace="system", lease_name="blue").installation == "system/blue"
+
+
+def test_each_setting_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "operator.md").read_text()
+    for name in Settings.model_fields:
+        assert f"`{variable(name)}`" in text
+        assert f"`{flag(name)}`" in text
