@@ -69,7 +69,12 @@ class Harness:
 
 
 @pytest.fixture
-async def harness() -> AsyncIterator[Harness]:
+async def harness(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found")
+
+    # As in a container: its user has no name.
+    monkeypatch.setattr("getpass.getuser", nobody)
     harness = Harness()
     await harness.api.start()
     yield harness

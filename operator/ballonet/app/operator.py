@@ -33,7 +33,8 @@ from ballonet.telemetry.scrape import DirectScrape
 
 CRD: Final = f"{v1alpha1.PLURAL}.{v1alpha1.GROUP}"
 CRD_PERIOD_SECONDS: Final = 2.0
-WATCH_PAUSE_SECONDS: Final = 1.0
+WATCH_PAUSE_SECONDS: Final = 0.5
+LONGEST_WATCH_PAUSE_SECONDS: Final = 30.0
 # Passes under way may end by themselves for so long after a signal.
 DRAIN_SECONDS: Final = 8.0
 
@@ -170,15 +171,24 @@ class Operator:
 
     async def _keep_watching(self) -> None:
         """Watch, and begin anew when a watch ends: the first list names every pool again."""
+        pause_seconds = WATCH_PAUSE_SECONDS
         while True:
             await self._await_crd()
             self._watch = Watch(self._settings, self._login, self._queue.add)
+            began_at = time.monotonic()
             try:
                 await self._watch.run()
             except Exception as error:
                 self.metrics.watch_restarted()
                 log.warning("Watch ended, starting anew", error=repr(error))
-            await asyncio.sleep(WATCH_PAUSE_SECONDS)
+            # One that fails each time lists everything each time.
+            lasted = time.monotonic() - began_at > LONGEST_WATCH_PAUSE_SECONDS
+            pause_seconds = (
+                WATCH_PAUSE_SECONDS
+                if lasted
+                else min(2 * pause_seconds, LONGEST_WATCH_PAUSE_SECONDS)
+            )
+            await asyncio.sleep(pause_seconds)
 
     async def _await_crd(self) -> None:
         while (problem := await self._look_for_crd()) is not None:
