@@ -8,19 +8,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ballonet.api.conditions import REASONS, ConditionType, Reason, Status
-from ballonet.api.status import Verdict
+from ballonet.api.status import MAX_MESSAGE_CHARACTERS, Verdict
 from ballonet.catalog import accelerator_names, model_names
+from ballonet.engines.vllm import max_num_seqs
 from ballonet.kv.units import Interval
 from ballonet.planning.budget import blocks_for_budget, budget_blocks
-from ballonet.planning.capacity import Capacity, max_num_seqs, slot_limits
-from ballonet.planning.explain import MAX_MESSAGE_CHARACTERS
+from ballonet.planning.capacity import Capacity, slot_limits
 from ballonet.planning.measured import EngineReport, verify
 from ballonet.planning.plan import plan_pool
-from ballonet.planning.remedies import patched_spec
 from ballonet.planning.resolve import resolve
 from ballonet.planning.runtime_budget import runtime_budget
 from ballonet.planning.topology import BlockSizes, EngineNeed, judge, pool_need
-from tests.pools import DEMO, H100, kv_memory, spec
+from tests.pools import DEMO, H100, kv_memory, patched_spec, spec
 
 SIZES = BlockSizes(lambda tokens: -(-tokens // 32), lambda tokens: tokens // 32)
 CEILING = 1024
@@ -74,7 +73,6 @@ RANK = {Verdict.DOES_NOT_FIT: 0, Verdict.UNKNOWN: 1, Verdict.FITS: 2}
 
 
 @given(pools(), st.integers(0, 2000))
-@settings(deadline=None)
 def test_more_memory_never_makes_a_plan_worse(pool: dict[str, Any], more: int) -> None:
     before = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
     memory = pool["budget"]["kvCacheMemoryPerRank"] + more * 65_536
@@ -88,7 +86,6 @@ def test_more_memory_never_makes_a_plan_worse(pool: dict[str, Any], more: int) -
 
 
 @given(pools(), st.integers(1, 100))
-@settings(deadline=None)
 def test_less_safety_never_makes_a_plan_worse(pool: dict[str, Any], safety: int) -> None:
     low, high = sorted((safety, pool["budget"]["safetyPercent"]))
     plans = [
@@ -104,7 +101,6 @@ def test_less_safety_never_makes_a_plan_worse(pool: dict[str, Any], safety: int)
 
 
 @given(pools(), st.integers(CEILING, 4096))
-@settings(deadline=None)
 def test_a_higher_ceiling_never_makes_a_plan_better(pool: dict[str, Any], ceiling: int) -> None:
     low = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
     high = plan_pool(
@@ -120,7 +116,7 @@ def test_a_higher_ceiling_never_makes_a_plan_better(pool: dict[str, Any], ceilin
     topologies(most_runs=3),
     st.sampled_from(["0.10.2", "0.16.0", "0.20.0", "0.26.0", "0.32.0"]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_more_of_the_device_never_makes_a_prediction_worse(
     one: int, other: int, runs: list[dict[str, Any]], version: str
 ) -> None:
@@ -146,7 +142,7 @@ def test_more_of_the_device_never_makes_a_prediction_worse(
 
 
 @given(pools())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_remedy_makes_the_plan_fit(pool: dict[str, Any]) -> None:
     plan = plan_pool("p", spec(DEMO, **pool))
     if plan.verdict is Verdict.FITS:
@@ -159,7 +155,7 @@ def test_every_remedy_makes_the_plan_fit(pool: dict[str, Any]) -> None:
 
 
 @given(pools())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_pool_that_one_block_of_ceiling_would_not_fix_has_the_exact_remedy(
     pool: dict[str, Any],
 ) -> None:
@@ -176,7 +172,6 @@ def test_a_pool_that_one_block_of_ceiling_would_not_fix_has_the_exact_remedy(
 
 
 @given(pools())
-@settings(deadline=None)
 def test_fitting_means_that_every_required_sequence_has_a_slot_and_its_blocks(
     pool: dict[str, Any],
 ) -> None:
@@ -202,7 +197,6 @@ def brute_force_slots(need: EngineNeed, budget: int) -> int:
 
 
 @given(pools(), st.integers(0, 3000))
-@settings(deadline=None)
 def test_k_of_n_against_brute_force(pool: dict[str, Any], budget: int) -> None:
     need = need_of(pool)
     assert max(budget // need.blocks_per_sequence, need.part_slots(budget)) == (
@@ -236,14 +230,12 @@ def brute_force_need(pool: dict[str, Any]) -> tuple[int, int]:
 
 
 @given(pools())
-@settings(deadline=None)
 def test_the_need_against_brute_force(pool: dict[str, Any]) -> None:
     need = need_of(pool)
     assert (need.slots, need.blocks) == brute_force_need(pool)
 
 
 @given(pools())
-@settings(deadline=None)
 def test_credit_never_raises_the_need_and_never_frees_more_than_is_shared(
     pool: dict[str, Any],
 ) -> None:
@@ -265,7 +257,7 @@ def test_credit_never_raises_the_need_and_never_frees_more_than_is_shared(
     st.integers(20, 95),
     topologies(most_runs=3),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_limit_is_the_largest_that_its_own_memory_holds(
     version: str, ceiling: int, tensor: int, percent: int, runs: list[dict[str, Any]]
 ) -> None:
@@ -297,7 +289,6 @@ def test_the_limit_is_the_largest_that_its_own_memory_holds(
 
 
 @given(st.integers(1, 10**9), st.integers(1, 100))
-@settings(deadline=None)
 def test_blocks_for_a_budget_are_the_fewest(need: int, safety: int) -> None:
     blocks = blocks_for_budget(need, safety)
     assert budget_blocks(blocks, safety) >= need
@@ -305,7 +296,6 @@ def test_blocks_for_a_budget_are_the_fewest(need: int, safety: int) -> None:
 
 
 @given(pools(), st.integers(0, 500), st.integers(0, 500), st.integers(0, 20))
-@settings(deadline=None)
 def test_a_narrower_interval_never_turns_a_verdict_around(
     pool: dict[str, Any], low: int, width: int, limit: int
 ) -> None:
@@ -317,7 +307,6 @@ def test_a_narrower_interval_never_turns_a_verdict_around(
 
 
 @given(pools(), st.integers(1, 4000), st.one_of(st.none(), st.integers(1, 64)))
-@settings(deadline=None)
 def test_verification_answers_for_every_report(
     pool: dict[str, Any], blocks: int, block_tokens: int | None
 ) -> None:
@@ -380,7 +369,7 @@ def any_pools(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(any_pools())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_pool_that_the_resource_allows_has_a_plan(pool: dict[str, Any]) -> None:
     plan = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
     for kind, finding in (
