@@ -75,8 +75,8 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     # what is no flag, or none that argparse would take
     (["--"], "'--'", "would be no flag"),
     (["model-again"], "'model-again'", "begin with the flag"),
-    (["--seed 3"], "'--seed 3'", "two entries"),
-    (["--max-num-seqs 3"], "'--max-num-seqs 3'", "two entries"),
+    (["--seed 3"], "'--seed ...'", "two entries"),
+    (["--max-num-seqs 3"], "'--max-num-seqs ...'", "two entries"),
     (["--data"], "could mean", "write the whole flag"),
     (["-d", "2"], "could mean", "write the whole flag"),
     (["--swap-space", "4"], "has no --swap-space", "0.17.1"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from ballonet.api.v1alpha1 import KvCacheType
+
+# Where every engine serves in its pod, and so its Service.
+PORT: Final = 8000
 
 
 @dataclass(frozen=True, slots=True)

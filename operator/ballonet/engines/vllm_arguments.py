@@ -21,10 +21,10 @@ from typing import Final
 
 from ballonet.catalog.flags import vllm_switches
 from ballonet.catalog.lookup import suggest
-from ballonet.engines.base import UserArguments
+from ballonet.engines.base import PORT, UserArguments
 from ballonet.engines.vllm_versions import lifetime, possible_flags
 
-_LISTEN: Final = "leave it out: the pod serves plain HTTP on port 8000"
+_LISTEN: Final = f"leave it out: the pod serves plain HTTP on port {PORT}"
 _LIMIT: Final = (
     "leave it out: the limit follows from spec.topologies, spec.reservedSlots and spec.sequence"
 )
@@ -314,8 +314,10 @@ def _judge(flag: str, written: str, value: str | None, version: str) -> _Verdict
     if flag == "--":
         return _Verdict("'--' is refused: what follows it would be no flag", refused=True)
     if any(character.isspace() for character in flag):
+        # What follows the blank is a value, and values may be secret.
+        first = spelled.split(maxsplit=1)[0]
         return _Verdict(
-            f"{written!r} holds a blank; write flag and value as two entries or with '='",
+            f"'{first} ...' holds a blank; write flag and value as two entries or with '='",
             refused=True,
         )
     if flag.startswith("-O"):  # levels of optimization, in all their forms
