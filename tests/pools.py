@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ballonet.api.v1alpha1 import InferencePoolSpec
-from ballonet.planning.remedies import apply_merge_patch
+from ballonet.planning.remedies import apply_merge_patch, as_written
 
 # One block of 32 tokens: 2 x 2 heads x 64 x 2 bytes x 4 layers x 32 tokens.
 TINY_BLOCK_BYTES = 65_536
@@ -49,6 +49,12 @@ H100: dict[str, Any] = {
 def spec(base: dict[str, Any] = DEMO, /, **changes: Any) -> InferencePoolSpec:
     """Return a spec with fields of the base merged over, as a JSON merge patch does it."""
     return InferencePoolSpec.model_validate(apply_merge_patch(base, changes))
+
+
+def patched_spec(spec: InferencePoolSpec, patch: dict[str, Any]) -> InferencePoolSpec:
+    """Return the spec of a pool after a merge patch for the pool, as the API server makes it."""
+    patched = apply_merge_patch({"spec": as_written(spec)}, patch)
+    return InferencePoolSpec.model_validate(patched["spec"])
 
 
 def topology(*roles: dict[str, Any], name: str = "research", runs: int = 1) -> dict[str, Any]:

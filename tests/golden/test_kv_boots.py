@@ -14,7 +14,7 @@ import pytest
 from ballonet.catalog import accelerator
 from ballonet.kv.geometry import parse_config
 from ballonet.kv.memory import MemoryPlan, rank_memory
-from ballonet.kv.units import GIB
+from ballonet.kv.units import GIB, Interval
 
 ROOT = Path(__file__).parents[2]
 BOOTS: list[dict[str, Any]] = [
@@ -38,7 +38,10 @@ def plan(boot: dict[str, Any]) -> MemoryPlan:
     weights = int(Decimal(boot["rank_weights_gib"]) * GIB)
     return rank_memory(
         parse_config(json.dumps(boot["config"])),
-        device_bytes=device.memory_bytes.scaled(per_mille, 1000),
+        device_bytes=Interval(
+            device.memory_bytes.low * per_mille // 1000,
+            device.memory_bytes.high * per_mille // 1000,
+        ),
         memory_percent=100,
         weights_bytes=weights * boot["tensor"] * boot["pipeline"],
         version=version(boot),

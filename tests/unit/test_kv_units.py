@@ -15,11 +15,6 @@ def test_intervals_add_and_subtract_to_their_extremes() -> None:
     assert Interval(10, 20) - Interval(1, 2) == Interval(8, 19)
 
 
-def test_scaling_rounds_down_also_below_zero() -> None:
-    assert Interval(127, 255).scaled(90, 100) == Interval(114, 229)
-    assert Interval(-3, 3).scaled(1, 2) == Interval(-2, 1)
-
-
 def test_exact_means_one_number() -> None:
     assert Interval.point(7).exact
     assert not Interval(7, 8).exact

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from ballonet.api.conditions import REASONS, ConditionType, Reason, Status
-from ballonet.api.status import EnforcedBy, Source, Verdict
+from ballonet.api.status import MAX_MESSAGE_CHARACTERS, EnforcedBy, Source, Verdict
 from ballonet.kv.units import GIB, Interval
-from ballonet.planning.explain import MAX_MESSAGE_CHARACTERS
 from ballonet.planning.plan import Plan, plan_pool
 from tests.pools import DEMO, H100, TINY_CONFIG, kv_memory, role, spec, topology
 

@@ -8,8 +8,8 @@ import pytest
 
 from ballonet.api.status import Verdict
 from ballonet.planning.plan import Plan, plan_pool
-from ballonet.planning.remedies import Remedy, apply_merge_patch, patched_spec
-from tests.pools import DEMO, H100, kv_memory, role, spec, topology
+from ballonet.planning.remedies import Remedy, apply_merge_patch
+from tests.pools import DEMO, H100, kv_memory, patched_spec, role, spec, topology
 
 
 def planned(base: dict[str, Any] = DEMO, /, **changes: Any) -> Plan:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from ballonet.api.conditions import Status
 from ballonet.api.v1alpha1 import ATOMIC, Model, integer, list_map, text
+
+# Bounds that whoever fills the status keeps.
+MAX_MESSAGE_CHARACTERS: Final = 1024
+MAX_ROLES: Final = 16
 
 Int32 = Annotated[int, integer(0, 2**31 - 1)]
 Int64 = Annotated[int, integer(0, 2**53, bits=64)]
@@ -48,7 +52,9 @@ class ConditionStatus(Model):
     reason: Annotated[str, text(63, r"^[A-Z][A-Za-z0-9]*$")] = Field(
         description="Reason in one word."
     )
-    message: Annotated[str, text(1024, low=0)] = Field(description="What a person should know.")
+    message: Annotated[str, text(MAX_MESSAGE_CHARACTERS, low=0)] = Field(
+        description="What a person should know."
+    )
     last_transition_time: Annotated[
         str, text(64, low=0), Field(json_schema_extra={"format": "date-time"})
     ] = Field(description="When status changed last.")
@@ -121,9 +127,9 @@ class TopologyStatus(Model):
     verdict: Verdict = Field(Verdict.UNKNOWN, description="Whether the topologies fit.")
     roles: list[RoleStatus] = Field(
         default_factory=list,
-        max_length=16,
+        max_length=MAX_ROLES,
         json_schema_extra=list_map("topology", "role"),
-        description="What each role takes; the first 16.",
+        description=f"What each role takes; the first {MAX_ROLES}.",
     )
 
 

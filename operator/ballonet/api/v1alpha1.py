@@ -22,7 +22,7 @@ from pydantic import (
     StringConstraints,
     model_validator,
 )
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -119,9 +119,10 @@ class Model(BaseModel):
             if problems := list(rule.problems(self)):
                 broken[rule.message] = problems
         for name, field in type(self).model_fields.items():
-            alias, value = str(field.alias), getattr(self, name)
-            if problems := list(_repeated(alias, value, field.json_schema_extra)):
-                broken[f"{alias} has entries twice"] = problems
+            if isinstance(value := getattr(self, name), list) and (
+                problems := list(_repeated(str(field.alias), value, field.json_schema_extra))
+            ):
+                broken[f"{field.alias} has entries twice"] = problems
         if broken:
             raise BrokenRules(broken, chain.from_iterable(broken.values()))
         return self
@@ -137,17 +138,16 @@ class Model(BaseModel):
         return schema
 
 
-def _repeated(alias: str, value: object, extra: object) -> Iterator[Problem]:
+def _repeated(alias: str, items: list[Any], extra: object) -> Iterator[Problem]:
     """Yield what stands once more in a list that is a set or a map."""
-    if not isinstance(value, list) or not isinstance(extra, dict):
+    if not isinstance(extra, dict):
         return
     keys = extra.get("x-kubernetes-list-map-keys", [])
     if not keys and extra.get("x-kubernetes-list-type") != "set":
         return
     seen: set[str] = set()
-    for index, item in enumerate(value):
-        by_alias = item.model_dump(by_alias=True) if keys else {}
-        key = "/".join(str(by_alias[name]) for name in keys) if keys else str(item)
+    for index, item in enumerate(items):
+        key = "/".join(str(getattr(item, to_snake(name))) for name in keys) if keys else str(item)
         if key in seen:
             yield f".{alias}[{index}]", f"{quoted(key)} stands there already: rename or remove it"
         seen.add(key)

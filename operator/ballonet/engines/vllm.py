@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from ballonet.api.conditions import Reason
 from ballonet.api.v1alpha1 import KvCacheType
-from ballonet.engines.base import Gates
+from ballonet.engines.base import PORT, Gates
 from ballonet.engines.vllm_arguments import user_arguments
 from ballonet.engines.vllm_versions import (
     NEWEST,
@@ -20,10 +20,9 @@ from ballonet.engines.vllm_versions import (
 from ballonet.kv.memory import GRAPH_SIZES
 
 __all__ = [
-    "METRICS",
+    "CPU_BLOCK_MULTIPLE_TOKENS",
     "NEWEST",
     "OLDEST",
-    "PORT",
     "START_FAILURES",
     "MetricNames",
     "StartFailure",
@@ -33,6 +32,7 @@ __all__ = [
     "default_image",
     "flags",
     "is_known",
+    "max_num_seqs",
     "metric_names",
     "next_graph_size",
     "parse_version",
@@ -40,7 +40,10 @@ __all__ = [
     "user_arguments",
 ]
 
-PORT: Final = 8000
+
+# The CPU backend's attention takes blocks of a multiple of this (real start of vLLM 0.32.0:
+# "No common block size for 16 (CPU_ATTN: [MultipleOf(32)])").
+CPU_BLOCK_MULTIPLE_TOKENS: Final = 32
 
 
 def default_image(version: str) -> str:
@@ -50,7 +53,7 @@ def default_image(version: str) -> str:
 
 def default_block_tokens(device: str) -> int:
     """Return the tokens of a block where the spec leaves them open."""
-    return 32 if device == "cpu" else 16
+    return CPU_BLOCK_MULTIPLE_TOKENS if device == "cpu" else 16
 
 
 def default_batched_tokens(device: str) -> int:
@@ -64,6 +67,14 @@ def next_graph_size(sequences: int) -> int:
     Beyond the largest graph there is no better size than the number itself.
     """
     return next((size for size in GRAPH_SIZES if size >= sequences), sequences)
+
+
+def max_num_seqs(slots: int, version: str) -> int:
+    """Return the sequences for which the engine sizes buffers and graphs when it runs ``slots``.
+
+    From the version that has a separate limit of active sequences, the next CUDA graph size.
+    """
+    return next_graph_size(slots) if "--max-num-active-seqs" in flags(version) else slots
 
 
 def render_args(gates: Gates, version: str) -> tuple[str, ...]:
@@ -145,12 +156,9 @@ class MetricNames:
     preemptions: str = "vllm:num_preemptions_total"
 
 
-METRICS: Final = MetricNames()
-
-
 def metric_names(version: str) -> MetricNames:  # noqa: ARG001 - part of every engine module
     """Return the names of the series of a version; the same from 0.10.2 to 0.33."""
-    return METRICS
+    return MetricNames()
 
 
 class StartFailure(NamedTuple):

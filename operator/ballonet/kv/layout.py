@@ -133,7 +133,7 @@ def cache_layout(
     return CacheLayout((group,), block_tokens, group.bytes_per_block)
 
 
-def tensor_sizes(geometry: ModelGeometry, most: int = 64) -> tuple[int, ...]:
+def tensor_sizes(geometry: ModelGeometry, most: int) -> tuple[int, ...]:
     """Return the tensor parallel sizes up to ``most`` over which the model can be divided."""
     return tuple(
         size

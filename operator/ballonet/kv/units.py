@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,14 +44,23 @@ class Interval:
     def __sub__(self, other: Interval) -> Interval:
         return Interval(self.low - other.high, self.high - other.low)
 
-    def scaled(self, numerator: int, denominator: int = 1) -> Interval:
-        """Return floor(x * numerator / denominator) of both ends."""
-        return Interval(self.low * numerator // denominator, self.high * numerator // denominator)
-
 
 def ceil_div(dividend: int, divisor: int) -> int:
     """Return the quotient rounded up."""
     return -(-dividend // divisor)
+
+
+def largest(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
+    """Return the largest number of a range for which a falling predicate holds, or None."""
+    if low > high or not holds(low):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def format_bytes(value: int) -> str:

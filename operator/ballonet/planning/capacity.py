@@ -9,44 +9,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.quantity import quantity_bytes
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.engines import vllm
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan, given_memory, rank_memory
-from ballonet.kv.units import Interval
-from ballonet.planning.budget import budget_interval, max_concurrent
+from ballonet.kv.units import Interval, format_bytes, largest
+from ballonet.planning import explain
+from ballonet.planning.budget import budget_interval, max_concurrent, usable_blocks
 from ballonet.planning.resolve import Resolved
-from ballonet.planning.topology import NO_SIZES, EngineNeed, largest, pool_need, sure_slots
+from ballonet.planning.topology import NO_SIZES, EngineNeed, pool_need, sure_slots
 
 # vLLM's own largest default (engine/arg_utils.py, devices of 70 GiB and more): beyond it nothing
 # is known about buffers and graphs, so no plan goes there unless the topologies need it.
 MAX_SLOTS = 1024
 # What is written where nothing can be worked out: vLLM's default of unknown devices.
 UNPLANNED_SLOTS = 256
-
-
-def max_num_seqs(slots: int, version: str) -> int:
-    """Return the sequences for which the engine sizes buffers and graphs.
-
-    From the version that has a separate limit of active sequences, the next CUDA graph size.
-    """
-    if "--max-num-active-seqs" in vllm.flags(version):
-        return vllm.next_graph_size(slots)
-    return slots
+# Beyond this share no device is told to give memory to the engine: its driver and other contexts
+# take some at start, and the engine refuses to start when less is free than it asks for.
+LARGEST_MEMORY_PERCENT = 98
 
 
 def max_batched_tokens(spec: InferencePoolSpec, device: str, slots: int) -> int:
     """Return the tokens of one engine step; the engine refuses fewer than its sequences."""
     if spec.sequence.max_batched_tokens is not None:
         return spec.sequence.max_batched_tokens
-    return max(vllm.default_batched_tokens(device), max_num_seqs(slots, spec.engine.version))
+    return max(vllm.default_batched_tokens(device), vllm.max_num_seqs(slots, spec.engine.version))
 
 
 def takes(spec: InferencePoolSpec, slots: int) -> bool:
     """Return whether the engine accepts this many sequences beside the tokens of a step."""
     given = spec.sequence.max_batched_tokens
-    return given is None or max_num_seqs(slots, spec.engine.version) <= given
+    return given is None or vllm.max_num_seqs(slots, spec.engine.version) <= given
 
 
 def unplanned_slots(spec: InferencePoolSpec) -> int:
@@ -93,7 +88,7 @@ class Capacity:
             version=vllm.parse_version(spec.engine.version),
             tensor=spec.parallelism.tensor,
             pipeline=spec.parallelism.pipeline,
-            max_num_seqs=max_num_seqs(slots, spec.engine.version),
+            max_num_seqs=vllm.max_num_seqs(slots, spec.engine.version),
             max_batched_tokens=max_batched_tokens(spec, resolved.device.device, slots),
             vendor=resolved.device.vendor,
         )
@@ -156,3 +151,50 @@ def slot_limits(capacity: Capacity, need: EngineNeed) -> SlotLimits:
         return SlotLimits(need.slots, sure)
     one_run_is_sure = need.at_most(1).blocks <= capacity.budget(max(1, sure)).low
     return SlotLimits(max(1, sure if one_run_is_sure else likely), sure)
+
+
+def would_not_start(capacity: Capacity, slots: int) -> Finding | None:
+    """Return why an engine that runs this many sequences surely would not start, or None."""
+    spec, layout = capacity.spec, capacity.layout
+    memory, blocks = capacity.memory(slots), capacity.blocks(slots)
+    assert memory.kv_cache_bytes is not None and blocks is not None
+    ceiling = spec.sequence.max_tokens
+    per_sequence = layout.blocks(ceiling)
+    room = _device_room(capacity, slots)
+    if blocks.high == 0 or (room is not None and memory.kv_cache_bytes.low > room):
+        text = _no_room_text(memory, room)
+        return Finding(Status.FALSE, Reason.MODEL_DOES_NOT_FIT, explain.bounded(text))
+    if usable_blocks(blocks.high) < per_sequence:
+        return Finding(
+            Status.FALSE,
+            Reason.CEILING_DOES_NOT_FIT,
+            f"One sequence of {ceiling} tokens takes {per_sequence} blocks and only "
+            f"{usable_blocks(blocks.high)} can be held: lower spec.sequence.maxTokens to at most "
+            f"{usable_blocks(blocks.high) * layout.block_tokens}, or give more KV memory.",
+        )
+    return None
+
+
+def _device_room(capacity: Capacity, slots: int) -> int | None:
+    """Return the most bytes that given KV memory may take on the device, or None."""
+    resolved, spec = capacity.resolved, capacity.spec
+    if given_bytes(spec) is None or resolved.device.memory_bytes is None:
+        return None
+    if resolved.weights is None:
+        return resolved.device.memory_bytes.high
+    predicted = capacity.predicted_memory(slots, LARGEST_MEMORY_PERCENT).kv_cache_bytes
+    return resolved.device.memory_bytes.high if predicted is None else max(0, predicted.high)
+
+
+def _no_room_text(memory: MemoryPlan, room: int | None) -> str:
+    parts = ", ".join(f"{part.name} {explain.amount(part.bytes)}" for part in memory.parts)
+    if room is not None:
+        return (
+            f"spec.budget.kvCacheMemoryPerRank is more than the {format_bytes(room)} that the "
+            f"device has beside weights and working memory ({parts}): give less, or use more "
+            "devices with spec.parallelism.tensor."
+        )
+    return (
+        f"Weights and working memory leave no room for KV blocks ({parts}): use more devices with "
+        "spec.parallelism.tensor, a larger spec.accelerator.type, or a smaller model."
+    )

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ballonet.api.conditions import Finding, Reason, Status
-from ballonet.api.status import Source, Verdict
+from ballonet.api.status import MAX_MESSAGE_CHARACTERS, Source, Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan
 from ballonet.kv.units import Interval, format_bytes
 from ballonet.planning.budget import max_concurrent
 from ballonet.planning.topology import EngineNeed, Judgement, RoleNeed, RunNeed
-
-# Bound of a condition's message in the resource.
-MAX_MESSAGE_CHARACTERS = 1024
 
 
 @dataclass(frozen=True, slots=True)

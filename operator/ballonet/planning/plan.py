@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ballonet.api.conditions import Finding, Reason, Status
@@ -16,20 +15,21 @@ from ballonet.api.v1alpha1 import InferencePoolSpec, Queue
 from ballonet.engines import vllm
 from ballonet.engines.base import Gates
 from ballonet.kv.layout import CacheLayout
-from ballonet.kv.memory import MemoryPlan, cpu_pod_bytes
-from ballonet.kv.units import GIB, MIB, Interval, format_bytes
+from ballonet.kv.memory import MemoryPlan
+from ballonet.kv.units import Interval
 from ballonet.planning import explain
-from ballonet.planning.budget import budget_interval, max_concurrent, usable_blocks
+from ballonet.planning.budget import budget_interval, max_concurrent
 from ballonet.planning.capacity import (
     Capacity,
     given_bytes,
     max_batched_tokens,
-    max_num_seqs,
     slot_limits,
     takes,
     unplanned_slots,
+    would_not_start,
 )
 from ballonet.planning.explain import Step
+from ballonet.planning.pod import PodNeeds, pod_needs, user_env
 from ballonet.planning.remedies import Remedy, find_remedies
 from ballonet.planning.resolve import Resolved, Unresolved, resolve
 from ballonet.planning.topology import (
@@ -44,27 +44,6 @@ from ballonet.planning.topology import (
 )
 
 MODEL_MOUNT = "/model"
-# A rank's own process with its CUDA context, beside file cache; an assumption, so only a request.
-GPU_HOST_BYTES_PER_RANK = 4 * GIB
-# Ranks of one pod talk through /dev/shm; Kubernetes gives 64 MiB unless told otherwise.
-SHM_BYTES_ALONE = 256 * MIB
-SHM_BYTES_PER_RANK = GIB
-# Beyond this share no device is told to give memory to the engine: its driver and other contexts
-# take some at start, and the engine refuses to start when less is free than it asks for.
-LARGEST_MEMORY_PERCENT = 98
-
-
-@dataclass(frozen=True, slots=True)
-class PodNeeds:
-    """What one engine pod asks of its node."""
-
-    gpus_per_pod: int
-    resource_name: str | None
-    memory_request_bytes: int | None
-    memory_limit_bytes: int | None
-    shm_bytes: int
-    node_selector: Mapping[str, str]
-    image: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +88,6 @@ class Plan:
     def verdict(self) -> Verdict:
         """Whether the declared topologies fit."""
         return self.topology.verdict
-
-
-def user_env(spec: InferencePoolSpec) -> dict[str, str]:
-    """Return the engine's variables that the user sets, also in podTemplate; references as ''."""
-    pod = (spec.engine.pod_template or {}).get("spec")
-    containers = pod.get("containers") if isinstance(pod, dict) else None
-    found: dict[str, str] = {}
-    for container in containers if isinstance(containers, list) else ():
-        if not isinstance(container, dict) or container.get("name") != "engine":
-            continue
-        variables = container.get("env")
-        for variable in variables if isinstance(variables, list) else ():
-            if isinstance(variable, dict) and isinstance(variable.get("name"), str):
-                found[variable["name"]] = str(variable.get("value") or "")
-    return {**found, **{variable.name: variable.value for variable in spec.engine.env}}
 
 
 def plan_pool(
@@ -175,15 +139,9 @@ def _plan(name: str, spec: InferencePoolSpec, config_text: str | None) -> Plan:
         refused_arguments=refused,
         layout=resolved.layout,
     )
-    missing = _missing(spec, resolved, unplanned)
-    if missing is not None or resolved.layout is None:
-        assert missing is not None
-        return _unplanned(plan, resolved, missing)
-    capacity = Capacity(spec, resolved, resolved.layout)
-    if capacity.blocks(1) is None:
-        reason = capacity.memory(1).reason or "The memory of this device is not known."
-        finding = Finding(Status.UNKNOWN, Reason.MEMORY_UNKNOWN, explain.bounded(reason))
-        return _unplanned(plan, resolved, finding)
+    capacity = _capacity(spec, resolved, unplanned)
+    if isinstance(capacity, Finding):
+        return _unplanned(plan, resolved, capacity)
     return _planned(plan, capacity)
 
 
@@ -203,7 +161,7 @@ def _surely_fits(spec: InferencePoolSpec, config_text: str | None) -> bool:
     return (
         takes(spec, need.slots)
         and need.blocks <= capacity.budget(max(1, need.slots)).low
-        and _would_not_start(capacity, max(1, need.slots)) is None
+        and would_not_start(capacity, max(1, need.slots)) is None
     )
 
 
@@ -230,10 +188,10 @@ def _resolved_text(spec: InferencePoolSpec, resolved: Resolved) -> str:
     )
 
 
-def _missing(
+def _capacity(
     spec: InferencePoolSpec, resolved: Resolved, unplanned: tuple[str, ...]
-) -> Finding | None:
-    """Return why no budget can be worked out, or None."""
+) -> Capacity | Finding:
+    """Return what an engine can hold, or why that cannot be worked out."""
     if resolved.layout is None:
         problem = resolved.layout_problem or ""
         return Finding(
@@ -255,7 +213,11 @@ def _missing(
             f"The size of the weights of {spec.model.name} is not known: give "
             "spec.model.weights.memory, or the KV memory in spec.budget.kvCacheMemoryPerRank.",
         )
-    return None
+    capacity = Capacity(spec, resolved, resolved.layout)
+    if capacity.blocks(1) is None:
+        reason = capacity.memory(1).reason or "The memory of this device is not known."
+        return Finding(Status.UNKNOWN, Reason.MEMORY_UNKNOWN, explain.bounded(reason))
+    return capacity
 
 
 def _unresolved(
@@ -282,7 +244,7 @@ def _check_batch(spec: InferencePoolSpec) -> None:
     """
     slots = _engine_need(spec, None).slots
     if slots and not takes(spec, slots):
-        least = max_num_seqs(slots, spec.engine.version)
+        least = vllm.max_num_seqs(slots, spec.engine.version)
         raise Unresolved(
             Reason.UNSUPPORTED_BY_ENGINE,
             f"spec.sequence.maxBatchedTokens: {spec.sequence.max_batched_tokens} is below the "
@@ -314,7 +276,7 @@ def _unplanned(plan: Plan, resolved: Resolved, finding: Finding) -> Plan:
         required_slots=need.slots,
         gates=gates,
         engine_args=vllm.render_args(gates, spec.engine.version),
-        pod=_pod(spec, resolved),
+        pod=pod_needs(spec, resolved),
     )
 
 
@@ -338,7 +300,7 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
     budget = budget_interval(judged_blocks, spec.budget.safety_percent)
     given = given_bytes(spec) is not None
     source = Source.GIVEN if given else Source.PREDICTED
-    fatal = _would_not_start(capacity, slots.limit)
+    fatal = would_not_start(capacity, slots.limit)
     judgement = judge(need, budget, slots.limit)
     sure = slots.sure
     topology_fits = explain.topology_finding(
@@ -406,30 +368,8 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
         max_concurrent=concurrent,
         gates=gates,
         engine_args=vllm.render_args(gates, spec.engine.version),
-        pod=_pod(spec, resolved),
+        pod=pod_needs(spec, resolved),
     )
-
-
-def _would_not_start(capacity: Capacity, slots: int) -> Finding | None:
-    """Return why an engine that runs this many sequences surely would not start, or None."""
-    spec, layout = capacity.spec, capacity.layout
-    memory, blocks = capacity.memory(slots), capacity.blocks(slots)
-    assert memory.kv_cache_bytes is not None and blocks is not None
-    ceiling = spec.sequence.max_tokens
-    per_sequence = layout.blocks(ceiling)
-    room = _device_room(capacity, slots)
-    if blocks.high == 0 or (room is not None and memory.kv_cache_bytes.low > room):
-        text = _no_room_text(memory, room)
-        return Finding(Status.FALSE, Reason.MODEL_DOES_NOT_FIT, explain.bounded(text))
-    if usable_blocks(blocks.high) < per_sequence:
-        return Finding(
-            Status.FALSE,
-            Reason.CEILING_DOES_NOT_FIT,
-            f"One sequence of {ceiling} tokens takes {per_sequence} blocks and only "
-            f"{usable_blocks(blocks.high)} can be held: lower spec.sequence.maxTokens to at most "
-            f"{usable_blocks(blocks.high) * layout.block_tokens}, or give more KV memory.",
-        )
-    return None
 
 
 def _budget_finding(capacity: Capacity, slots: int, source: Source) -> Finding:
@@ -446,31 +386,6 @@ def _budget_finding(capacity: Capacity, slots: int, source: Source) -> Finding:
     )
 
 
-def _device_room(capacity: Capacity, slots: int) -> int | None:
-    """Return the most bytes that given KV memory may take on the device, or None."""
-    resolved, spec = capacity.resolved, capacity.spec
-    if given_bytes(spec) is None or resolved.device.memory_bytes is None:
-        return None
-    if resolved.weights is None:
-        return resolved.device.memory_bytes.high
-    predicted = capacity.predicted_memory(slots, LARGEST_MEMORY_PERCENT).kv_cache_bytes
-    return resolved.device.memory_bytes.high if predicted is None else max(0, predicted.high)
-
-
-def _no_room_text(memory: MemoryPlan, room: int | None) -> str:
-    parts = ", ".join(f"{part.name} {explain.amount(part.bytes)}" for part in memory.parts)
-    if room is not None:
-        return (
-            f"spec.budget.kvCacheMemoryPerRank is more than the {format_bytes(room)} that the "
-            f"device has beside weights and working memory ({parts}): give less, or use more "
-            "devices with spec.parallelism.tensor."
-        )
-    return (
-        f"Weights and working memory leave no room for KV blocks ({parts}): use more devices with "
-        "spec.parallelism.tensor, a larger spec.accelerator.type, or a smaller model."
-    )
-
-
 def _gates(spec: InferencePoolSpec, resolved: Resolved, limit: int) -> Gates:
     claim = spec.model.claim
     folder = f"/{claim.path}" if claim is not None and claim.path else ""
@@ -484,7 +399,7 @@ def _gates(spec: InferencePoolSpec, resolved: Resolved, limit: int) -> Gates:
         served_names=tuple(spec.model.served_names) or (spec.model.name,),
         max_model_len=spec.sequence.max_tokens,
         max_concurrent=limit,
-        max_num_seqs=max_num_seqs(limit, spec.engine.version),
+        max_num_seqs=vllm.max_num_seqs(limit, spec.engine.version),
         max_batched_tokens=max_batched_tokens(spec, device, limit),
         kv_cache_type=spec.sequence.kv_cache_type,
         prefix_caching=caches_prefixes(spec),
@@ -496,33 +411,4 @@ def _gates(spec: InferencePoolSpec, resolved: Resolved, limit: int) -> Gates:
         pipeline=spec.parallelism.pipeline,
         revision=spec.model.revision if claim is None else None,
         device=device,
-    )
-
-
-def _pod(spec: InferencePoolSpec, resolved: Resolved) -> PodNeeds:
-    ranks = spec.parallelism.tensor * spec.parallelism.pipeline
-    shm_bytes = SHM_BYTES_ALONE if ranks == 1 else ranks * SHM_BYTES_PER_RANK
-    request: int | None
-    limit: int | None
-    if resolved.device.device == "cpu":
-        kv_cache_bytes = ranks * (given_bytes(spec) or 0)
-        request = limit = (
-            cpu_pod_bytes(resolved.weights.bytes, kv_cache_bytes)
-            if resolved.weights is not None
-            else None
-        )
-        gpus = 0
-    else:
-        # File cache of the weights counts towards a limit, so there is none.
-        request, limit = ranks * GPU_HOST_BYTES_PER_RANK + shm_bytes, None
-        gpus = ranks
-    resource = spec.accelerator.resource_name or resolved.device.resource_name
-    return PodNeeds(
-        gpus_per_pod=gpus,
-        resource_name=resource if gpus else None,
-        memory_request_bytes=request,
-        memory_limit_bytes=limit,
-        shm_bytes=shm_bytes,
-        node_selector=spec.accelerator.node_selector,
-        image=spec.engine.image or vllm.default_image(spec.engine.version),
     )

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ballonet.api.quantity import quantity_bytes
 from ballonet.api.status import Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec, PrefixCredit
-from ballonet.kv.units import GIB, KIB, MIB, ceil_div
+from ballonet.kv.units import GIB, KIB, MIB, ceil_div, largest
 from ballonet.planning.budget import NULL_BLOCKS, blocks_for_budget
-from ballonet.planning.topology import caches_prefixes, largest
+from ballonet.planning.topology import caches_prefixes
 
 if TYPE_CHECKING:
     from ballonet.planning.plan import Plan
@@ -55,16 +55,6 @@ def apply_merge_patch(target: Any, patch: Any) -> Any:
         else:
             merged[key] = apply_merge_patch(merged.get(key), value)
     return merged
-
-
-def patched_spec(spec: InferencePoolSpec, patch: dict[str, Any]) -> InferencePoolSpec:
-    """Return the spec of a pool after a merge patch for the pool.
-
-    Raises:
-        ValueError: the patched spec breaks a rule of the resource.
-    """
-    patched = apply_merge_patch({"spec": as_written(spec)}, patch)
-    return InferencePoolSpec.model_validate(patched["spec"])
 
 
 def as_written(spec: InferencePoolSpec) -> dict[str, Any]:

@@ -25,10 +25,6 @@ from ballonet.kv.geometry import (
 )
 from ballonet.kv.layout import CacheLayout, cache_layout, element_bytes
 
-# The CPU backend's attention takes blocks of a multiple of this (real start of vLLM 0.32.0:
-# "No common block size for 16 (CPU_ATTN: [MultipleOf(32)])").
-CPU_BLOCK_MULTIPLE_TOKENS = 32
-
 
 class Unresolved(Exception):  # noqa: N818 - an outcome, not a fault
     """The spec names something that is unknown, unusable or not supported."""
@@ -132,10 +128,10 @@ def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
     problems = []
     version = spec.engine.version
     block = spec.sequence.block_tokens
-    if device.device == "cpu" and block is not None and block % CPU_BLOCK_MULTIPLE_TOKENS:
+    if device.device == "cpu" and block is not None and block % vllm.CPU_BLOCK_MULTIPLE_TOKENS:
         problems.append(
             f"spec.sequence.blockTokens: {block} is not a multiple of "
-            f"{CPU_BLOCK_MULTIPLE_TOKENS}, which vLLM's CPU backend needs"
+            f"{vllm.CPU_BLOCK_MULTIPLE_TOKENS}, which vLLM's CPU backend needs"
         )
     if spec.sequence.kv_cache_type is KvCacheType.FP8 and not device.fp8_kv_cache:
         problems.append(

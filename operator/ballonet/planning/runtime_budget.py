@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 from ballonet.api.v1alpha1 import API_VERSION, PrefixCredit, Role
+from ballonet.engines.base import PORT
 from ballonet.planning.plan import Plan
 from ballonet.planning.topology import NO_SIZES, pool_need
 
 DOCUMENT_KIND = "RuntimeBudget"
-PORT = 8000
 _VARIABLES = {
     "BALLONET_SLOTS": "slots",
     "BALLONET_CEILING_TOKENS": "ceilingTokens",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ballonet.api.conditions import Reason
-from ballonet.api.status import EnforcedBy, RoleStatus, Verdict
+from ballonet.api.status import MAX_ROLES, EnforcedBy, RoleStatus, Verdict
 from ballonet.api.v1alpha1 import (
     HoldsSlot,
     InferencePoolSpec,
@@ -21,10 +21,8 @@ from ballonet.api.v1alpha1 import (
     Topology,
 )
 from ballonet.kv.layout import CacheLayout
-from ballonet.kv.units import Interval, ceil_div
+from ballonet.kv.units import Interval, ceil_div, largest
 from ballonet.planning.budget import max_concurrent
-
-MAX_ROLES_IN_STATUS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +112,8 @@ class RunNeed:
         sequences is taken to be that one, as workers are; everything else may be waiting.
         """
         holding = sum(role.count for role in self.roles if role.holds)
-        largest = max(self.roles, key=lambda role: (role.count, role.holds))
-        return holding - (largest.count if largest.holds else 0)
+        most = max(self.roles, key=lambda role: (role.count, role.holds))
+        return holding - (most.count if most.holds else 0)
 
 
 @dataclass(frozen=True)
@@ -182,11 +180,17 @@ class EngineNeed:
 
     def at_most(self, runs: int) -> EngineNeed:
         """Return the need with at most this many runs of each topology."""
-        return self._with([min(count, runs) for count in self._counts])
+        return self._with(self._at_most(runs))
 
     def shared_among(self, engines: int) -> EngineNeed:
         """Return the need of one of several engines that share the runs evenly."""
-        return self._with([ceil_div(count, engines) for count in self._counts])
+        return self._with(self._shared_among(engines))
+
+    def _at_most(self, runs: int) -> list[int]:
+        return [min(count, runs) for count in self._counts]
+
+    def _shared_among(self, engines: int) -> list[int]:
+        return [ceil_div(count, engines) for count in self._counts]
 
     def _with(self, counts: Sequence[int]) -> EngineNeed:
         pairs = zip(self.runs, counts, strict=True)
@@ -197,37 +201,18 @@ class EngineNeed:
 
         A part is the same number of runs of each topology, or an even share of all runs.
         """
-        whole = self._counts
-        if self._blocks(whole) <= budget:
+        if self.blocks <= budget:
             return self.slots
-        most = max(whole, default=0)
-
-        def at_most(runs: int) -> list[int]:
-            return [min(count, runs) for count in whole]
-
-        def shared_among(engines: int) -> list[int]:
-            return [ceil_div(count, engines) for count in whole]
-
-        few = largest(0, most, lambda n: self._blocks(at_most(n)) <= budget)
+        most = max(self._counts, default=0)
+        few = largest(0, most, lambda n: self._blocks(self._at_most(n)) <= budget)
         if few is None:
             return 0
-        slots = self._slots(at_most(few))
+        slots = self._slots(self._at_most(few))
         # More engines, smaller share: the search is over the negated number of engines.
-        engines = largest(-max(most, 1), -1, lambda n: self._blocks(shared_among(-n)) <= budget)
-        return slots if engines is None else max(slots, self._slots(shared_among(-engines)))
-
-
-def largest(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
-    """Return the largest number of a range for which a falling predicate holds, or None."""
-    if low > high or not holds(low):
-        return None
-    while low < high:
-        middle = (low + high + 1) // 2
-        if holds(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+        engines = largest(
+            -max(most, 1), -1, lambda n: self._blocks(self._shared_among(-n)) <= budget
+        )
+        return slots if engines is None else max(slots, self._slots(self._shared_among(-engines)))
 
 
 def caches_prefixes(spec: InferencePoolSpec) -> bool:
@@ -281,7 +266,7 @@ def sure_slots(need: EngineNeed, budget: int) -> int:
 
 
 def role_statuses(spec: InferencePoolSpec, sizes: BlockSizes | None) -> list[RoleStatus]:
-    """Return what each role takes and who holds it to its ceiling; the first 16."""
+    """Return what each role takes and who holds it to its ceiling; as many as status takes."""
     ceiling = spec.sequence.max_tokens
     return [
         RoleStatus(
@@ -295,7 +280,7 @@ def role_statuses(spec: InferencePoolSpec, sizes: BlockSizes | None) -> list[Rol
         )
         for topology in spec.topologies
         for role in topology.roles
-    ][:MAX_ROLES_IN_STATUS]
+    ][:MAX_ROLES]
 
 
 @dataclass(frozen=True, slots=True)
