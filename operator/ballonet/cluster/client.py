@@ -224,7 +224,8 @@ class KubernetesCluster:
             self._connection = None
             raise ApiError(0, "Untrusted", f"{call}: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ApiError(0, "Unreachable", f"{call}: {error!r}") from error
+            words = str(error) or type(error).__name__
+            raise ApiError(0, "Unreachable", f"{call}: {words}") from error
         if content is None:
             raise ApiError(0, "InvalidAnswer", f"{call}: more than {call.limit_bytes} bytes")
         if not 200 <= response.status < 300:

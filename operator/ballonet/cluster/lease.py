@@ -22,6 +22,7 @@ LEASE_SECONDS: Final = 15
 ACT_SECONDS: Final = 10.0
 RENEW_SECONDS: Final = 3.0
 CALL_SECONDS: Final = 4.0
+RELEASE_SECONDS: Final = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -97,7 +98,7 @@ class Lease:
         self._renewed_at = None
         released = {**self._object, "spec": {**self._object["spec"], "holderIdentity": ""}}
         try:
-            async with asyncio.timeout(CALL_SECONDS):
+            async with asyncio.timeout(RELEASE_SECONDS):
                 await self._cluster.replace(released)
         except (ApiError, TimeoutError) as error:
             log.warning("Lease not released", error=str(error) or "timed out")
