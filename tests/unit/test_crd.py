@@ -7,10 +7,11 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
-from ballonet.api import crdgen, schema_check
+from ballonet.api import crdgen
 from ballonet.api.conditions import ConditionType
 from ballonet.api.v1alpha1 import Model, integer, text
 from hack import generate
+from tests.unit import schema_check
 
 
 def test_the_tree_holds_what_the_generator_gives():

@@ -21,8 +21,15 @@ def folded(name: str) -> str:
     return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
-def suggest(name: str, known: Iterable[str], *, limit: int = 3) -> list[str]:
-    """Return the known names that are most like a name, best first; may be empty."""
+def suggest(name: str, known: Iterable[str], *, limit: int = 3, likeness: float = 0.4) -> list[str]:
+    """Return the known names that are most like a name, best first; may be empty.
+
+    Args:
+        name: what was written.
+        known: what could have been meant.
+        limit: most suggestions.
+        likeness: least ratio of difflib, 0 to 1, that counts as like.
+    """
     spelled = {folded(candidate): candidate for candidate in known}
-    close = difflib.get_close_matches(folded(name), spelled, n=limit, cutoff=0.4)
+    close = difflib.get_close_matches(folded(name), spelled, n=limit, cutoff=likeness)
     return [spelled[candidate] for candidate in close]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 from ballonet.api.conditions import ConditionType, Finding, Reason, Status
+from ballonet.api.crdgen import Schema, pool_schema
 from ballonet.api.parse import InvalidPoolError, parse_spec, unknown_fields
 from ballonet.api.status import Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
-from ballonet.cli.pools import ConfigMaps, PoolDocument, spelling
-from ballonet.kv.units import Interval
+from ballonet.catalog import suggest
+from ballonet.cli.pools import ConfigMaps, PoolDocument
 from ballonet.planning.plan import Plan, plan_pool
 
 
@@ -89,8 +90,7 @@ def plan_document(
 ) -> Outcome:
     """Plan one pool; what is wrong with it is part of the outcome."""
     unknown = [
-        f"{path}: no such field{spelling(path, field_names())}"
-        for path in unknown_fields(document.body)
+        f"{path}: no such field{_did_you_mean(path)}" for path in unknown_fields(document.body)
     ]
     try:
         spec = parse_spec(document.body)
@@ -122,13 +122,16 @@ def _problems(plan: Plan) -> tuple[str, ...]:
     return (message, *plan.refused_arguments)
 
 
-def field_names() -> list[str]:
-    """Return the names of all fields of a pool's spec, for suggestions."""
-    from ballonet.api.crdgen import pool_schema  # noqa: PLC0415 - only for what is wrong
+def _did_you_mean(path: str) -> str:
+    close = suggest(path.rsplit(".", 1)[-1], _field_names(), limit=1, likeness=0.6)
+    return f": did you mean {close[0]}?" if close else ""
 
+
+def _field_names() -> list[str]:
+    """Return the names of all fields of a pool's spec."""
     names: set[str] = set()
 
-    def walk(schema: Any) -> None:
+    def walk(schema: Schema) -> None:
         for name, child in schema.get("properties", {}).items():
             names.add(name)
             walk(child)
@@ -139,38 +142,41 @@ def field_names() -> list[str]:
     return sorted(names)
 
 
+# Figures of one engine, by their names in the document.
+_FIGURES: Final[dict[str, Callable[[Plan], Any]]] = {
+    "source": lambda plan: plan.source and plan.source.value,
+    "requiredSlots": lambda plan: plan.required_slots,
+    "needBlocks": lambda plan: plan.need_blocks,
+    "budgetBlocks": lambda plan: plan.budget_blocks and plan.budget_blocks.low,
+    "availableSlots": lambda plan: plan.available_slots,
+    "blocksPerSequence": lambda plan: plan.predicted and plan.predicted.blocks_per_sequence,
+    "blockTokens": lambda plan: plan.predicted and plan.predicted.block_tokens,
+    "kvCacheBlocks": lambda plan: (
+        plan.predicted and {"low": plan.predicted.low_blocks, "high": plan.predicted.high_blocks}
+    ),
+    "kvCacheBytes": lambda plan: (
+        plan.predicted
+        and {"low": plan.predicted.kv_cache_low_bytes, "high": plan.predicted.kv_cache_high_bytes}
+    ),
+    "maxConcurrent": lambda plan: plan.max_concurrent,
+    "engineLimit": lambda plan: plan.gates and plan.gates.max_concurrent,
+    "gpusPerPod": lambda plan: plan.pod and plan.pod.gpus_per_pod,
+}
+
+
 def as_document(outcome: Outcome) -> dict[str, Any]:
     """Return the outcome as a JSON document; figures are of one engine, unknown ones are null."""
     plan = outcome.plan
-    predicted = None if plan is None else plan.predicted
-    memory = None if plan is None or plan.memory is None else plan.memory.kv_cache_bytes
     return {
         "name": outcome.document.name,
         "namespace": outcome.document.namespace,
         "file": outcome.document.origin,
         "fits": outcome.fits,
-        "source": None if plan is None or plan.source is None else plan.source.value,
-        "requiredSlots": None if plan is None else plan.required_slots,
-        "needBlocks": None if plan is None else plan.need_blocks,
-        "budgetBlocks": None
-        if plan is None or plan.budget_blocks is None
-        else plan.budget_blocks.low,
-        "availableSlots": None if plan is None else plan.available_slots,
-        "blocksPerSequence": None if predicted is None else predicted.blocks_per_sequence,
-        "blockTokens": None if predicted is None else predicted.block_tokens,
-        "kvCacheBlocks": _interval(None if plan is None else plan.blocks),
-        "kvCacheBytes": _interval(
-            None if memory is None else Interval(max(0, memory.low), max(0, memory.high))
-        ),
-        "maxConcurrent": None if plan is None else plan.max_concurrent,
-        "engineLimit": None if plan is None or plan.gates is None else plan.gates.max_concurrent,
+        **{name: None if plan is None else figure(plan) for name, figure in _FIGURES.items()},
         "engineArgs": [] if plan is None else list(plan.engine_args),
-        "gpusPerPod": None if plan is None or plan.pod is None else plan.pod.gpus_per_pod,
-        "remedies": []
-        if plan is None
-        else [
+        "remedies": [
             {"name": one.name, "description": one.description, "patch": one.patch}
-            for one in plan.remedies
+            for one in (() if plan is None else plan.remedies)
         ],
         "conditions": [
             {
@@ -181,15 +187,6 @@ def as_document(outcome: Outcome) -> dict[str, Any]:
             }
             for kind, finding in outcome.conditions
         ],
-        "steps": []
-        if plan is None
-        else [
-            {"title": s.title, "formula": s.formula, "value": s.value, "source": s.source}
-            for s in plan.steps
-        ],
+        "steps": [asdict(step) for step in (() if plan is None else plan.steps)],
         "problems": list(outcome.problems),
     }
-
-
-def _interval(interval: Interval | None) -> dict[str, int] | None:
-    return None if interval is None else {"low": interval.low, "high": interval.high}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -89,9 +88,3 @@ def _flat(documents: list[Any]) -> Iterator[Mapping[str, Any]]:
             yield from _flat(items)
         else:
             yield document
-
-
-def spelling(path: str, known: list[str]) -> str:
-    """Return a suggestion for a field that does not exist, or nothing."""
-    close = difflib.get_close_matches(path.rsplit(".", 1)[-1], known, n=1)
-    return f": did you mean {close[0]}?" if close else ""

@@ -12,7 +12,7 @@ from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan
 from ballonet.kv.units import Interval, format_bytes
 from ballonet.planning.budget import max_concurrent
-from ballonet.planning.topology import EngineNeed, Judgement, RoleNeed, RunNeed
+from ballonet.planning.topology import EngineNeed, Judgement, RoleNeed, RunNeed, sharing_engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def topology_finding(
             f"No topology is declared; {sure} sequences of {spec.sequence.max_tokens} tokens fit "
             f"at once ({word}).",
         )
-    engines = max(1, spec.replicas)
+    engines = sharing_engines(spec)
     where = f"each of {engines} engines: " if engines > 1 else ""
     verdict = verdict_text(need, budget, judgement.reason, sure, limit)
     tail = f"{budget_text(blocks, budget, spec.budget.safety_percent, word)}; {verdict}."

@@ -20,6 +20,7 @@ from ballonet.planning.topology import (
     judge,
     pool_need,
     role_statuses,
+    sharing_engines,
     sure_slots,
 )
 
@@ -169,7 +170,7 @@ def _topology(
         )
         return finding, plan.topology
     whole = pool_need(spec, sizes)
-    need = whole.shared_among(max(1, spec.replicas))
+    need = whole.shared_among(sharing_engines(spec))
     if limit is None:
         limit = plan.gates.max_concurrent if plan.gates is not None else need.slots
     sure = min(limit, sure_slots(whole, budget))

@@ -41,6 +41,7 @@ from ballonet.planning.topology import (
     judge,
     pool_need,
     role_statuses,
+    sharing_engines,
 )
 
 MODEL_MOUNT = "/model"
@@ -165,9 +166,7 @@ def _surely_fits(spec: InferencePoolSpec, config_text: str | None) -> bool:
     )
 
 
-_UNRESOLVED_BUDGET = Finding(
-    Status.UNKNOWN, Reason.SPEC_UNRESOLVED, "Nothing can be worked out until SpecResolved is True."
-)
+_UNRESOLVED_BUDGET = Finding(Status.UNKNOWN, Reason.SPEC_UNRESOLVED, Reason.SPEC_UNRESOLVED.doc)
 _UNKNOWN_TOPOLOGY = Finding(
     Status.UNKNOWN, Reason.BUDGET_UNKNOWN, "There is no budget to compare the need with."
 )
@@ -223,7 +222,7 @@ def _capacity(
 def _unresolved(
     name: str, spec: InferencePoolSpec, finding: Finding, refused: tuple[str, ...]
 ) -> Plan:
-    required = pool_need(spec, NO_SIZES).shared_among(max(1, spec.replicas)).slots
+    required = _engine_need(spec, None).slots
     return Plan(
         name=name,
         spec=spec,
@@ -283,7 +282,7 @@ def _unplanned(plan: Plan, resolved: Resolved, finding: Finding) -> Plan:
 def _engine_need(spec: InferencePoolSpec, layout: CacheLayout | None) -> EngineNeed:
     """Return the need of one engine when the replicas share the runs evenly."""
     sizes = NO_SIZES if layout is None else BlockSizes.of(layout)
-    return pool_need(spec, sizes).shared_among(max(1, spec.replicas))
+    return pool_need(spec, sizes).shared_among(sharing_engines(spec))
 
 
 def _planned(plan: Plan, capacity: Capacity) -> Plan:
@@ -333,7 +332,7 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
             safety_percent=spec.budget.safety_percent,
             source=source.value.lower(),
         ),
-        *explain.need_steps(need, budget, engines=max(1, spec.replicas), limit=slots.limit),
+        *explain.need_steps(need, budget, engines=sharing_engines(spec), limit=slots.limit),
     )
     return replace(
         plan,

@@ -13,7 +13,7 @@ from ballonet.api.status import Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec, PrefixCredit
 from ballonet.kv.units import GIB, KIB, MIB, ceil_div, largest
 from ballonet.planning.budget import NULL_BLOCKS, blocks_for_budget
-from ballonet.planning.topology import caches_prefixes
+from ballonet.planning.topology import caches_prefixes, sharing_engines
 
 if TYPE_CHECKING:
     from ballonet.planning.plan import Plan
@@ -382,7 +382,7 @@ class _Search:
 
     def more_replicas(self) -> _Found | None:
         """Share the runs among more engines, where runs are many enough to be shared."""
-        now = max(1, self.spec.replicas)
+        now = sharing_engines(self.spec)
         most = min(MAX_REPLICAS, max((t.concurrent_runs for t in self.spec.topologies), default=1))
         if most <= now:
             return None

@@ -220,6 +220,11 @@ def caches_prefixes(spec: InferencePoolSpec) -> bool:
     return spec.sequence.prefix_caching is not PrefixCaching.DISABLED
 
 
+def sharing_engines(spec: InferencePoolSpec) -> int:
+    """Return how many engines share the runs; a pool scaled to nothing is judged as one engine."""
+    return max(1, spec.replicas)
+
+
 def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
     """Return the need of one engine that takes all runs of the pool."""
     credited = {
