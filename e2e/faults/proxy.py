@@ -194,8 +194,12 @@ class FaultProxy:
         self._run(self._close())
 
     def stall_streams(self) -> None:
-        """Let no byte of open watches through until `heal`: they look alive and say nothing."""
-        self._loop.call_soon_threadsafe(self._flowing.clear)
+        """Let no byte of the watches that are open now through until `heal`.
+
+        They look alive and say nothing, as a connection does whose other end was lost; a new watch
+        is served.
+        """
+        self._loop.call_soon_threadsafe(self._stall)
 
     def cut_connections(self) -> None:
         """Cut every open connection once; new ones are served."""
@@ -240,6 +244,7 @@ class FaultProxy:
         self._done = asyncio.Event()
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._stalled: list[asyncio.Event] = []
         self._healed = asyncio.Event()
         server = web.Server(self._handle, access_log=None, handler_cancellation=True)
         self._runner = web.ServerRunner(server, shutdown_timeout=0)
@@ -259,6 +264,8 @@ class FaultProxy:
             self._release()
             await self._close()
             await self._runner.cleanup()
+        # Closed TLS connections need a moment to say so; the loop must not end before.
+        await asyncio.sleep(0.25)
 
     async def _open(self) -> None:
         if self._site is not None:
@@ -287,8 +294,16 @@ class FaultProxy:
             if connection.transport is not None:
                 connection.transport.abort()
 
-    def _release(self) -> None:
+    def _stall(self) -> None:
+        self._flowing.clear()
+        self._stalled.append(self._flowing)
+        self._flowing = asyncio.Event()
         self._flowing.set()
+
+    def _release(self) -> None:
+        for flowing in self._stalled:
+            flowing.set()
+        self._stalled.clear()
         self._healed.set()
         self._healed = asyncio.Event()
 
@@ -339,8 +354,9 @@ class FaultProxy:
             if call.is_watch:
                 response.enable_chunked_encoding()
                 await response.prepare(request)
+                flowing = self._flowing
                 async for chunk in answer.content.iter_any():
-                    await self._flowing.wait()
+                    await flowing.wait()
                     await response.write(chunk)
                 await response.write_eof()
                 return response

@@ -1,0 +1,88 @@
+"""The operator as a process: health, metrics, a clean stop; and with rights on one namespace."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.conftest import LocalFactory, make_namespace
+from e2e.harness import installation
+from e2e.harness.api import CLUSTER_ROLE_BINDING, Api, ApiError
+from e2e.harness.operators import STOP_SECONDS, PodOperator
+from e2e.harness.poll import never
+from e2e.harness.pool_client import PoolClient
+from e2e.harness.pools import a_pool
+
+
+def test_the_operator_stops_cleanly_and_says_so(
+    local_operators: LocalFactory, pools: PoolClient
+) -> None:
+    operator = local_operators()
+    operator.start()
+    pools.create_ready(a_pool())
+    assert operator.answers("/livez")
+    assert operator.answers("/readyz")
+    began = time.monotonic()
+    assert operator.stop() == 0, operator.tail()
+    assert time.monotonic() - began < STOP_SECONDS
+    for line in operator.log_file.read_text().splitlines():
+        assert {"event", "level", "timestamp"} <= set(json.loads(line)), line
+
+
+def test_metrics_of_a_pool_appear_and_go_with_it(
+    local_operators: LocalFactory, pools: PoolClient
+) -> None:
+    operator = local_operators()
+    operator.start()
+    pools.create(a_pool().planner_and_workers(5))
+    pools.wait_measured()
+    page = operator.metrics()
+    assert "ballonet_reconcile_total" in page
+    mine = [line for line in page.splitlines() if pools.namespace in line]
+    assert any(line.startswith("ballonet_pool_") for line in mine), page
+    pools.delete()
+    never(lambda: pools.find() is not None, "the pool stayed", seconds=1)
+    time.sleep(2)
+    assert pools.namespace not in operator.metrics()
+
+
+@pytest.fixture
+def namespaced_rights(api: Api, installed: PodOperator) -> Iterator[tuple[str, str]]:
+    """Two namespaces, rights on the first alone."""
+    api.delete(CLUSTER_ROLE_BINDING, None, installation.ACCOUNT)
+    for served in make_namespace(api, "served"):
+        for other in make_namespace(api, "not-served"):
+            for document in installation.documents(
+                installation.DEPLOY_FOLDER / "rbac-namespaced.yaml"
+            ):
+                document["metadata"]["namespace"] = served
+                api.apply(document)
+            yield served, other
+    installation.install_account_and_rights(api)
+
+
+def test_rights_on_one_namespace_are_enough_to_serve_it(
+    namespaced_rights: tuple[str, str], local_operators: LocalFactory, api: Api
+) -> None:
+    served, other = namespaced_rights
+    operator = local_operators(env={"BALLONET_NAMESPACES": served})
+    operator.start()
+    pools = PoolClient(api, served)
+    pools.create(a_pool().planner_and_workers(5))
+    pools.wait_measured()
+    elsewhere = PoolClient(api, other)
+    elsewhere.create(a_pool())
+    never(
+        lambda: elsewhere.get().get("status"), "a pool of another namespace was served", seconds=3
+    )
+    token = (operator.folder / "account" / "token").read_text()
+    account = api.as_token(token)
+    for path in ("/api/v1/namespaces", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"):
+        with pytest.raises(ApiError) as refused:
+            account.call("GET", path)
+        assert refused.value.status == 403
+    account.close()
+    assert "forbidden" not in operator.log_file.read_text().lower()
