@@ -13,6 +13,9 @@ from ballonet.api.v1alpha1 import ATOMIC, Model, integer, list_map, text
 # Bounds that whoever fills the status keeps.
 MAX_MESSAGE_CHARACTERS: Final = 1024
 MAX_ROLES: Final = 16
+MAX_REMEDIES: Final = 8
+MAX_DESCRIPTION_CHARACTERS: Final = 512
+MAX_PATCH_CHARACTERS: Final = 1024
 
 Int32 = Annotated[int, integer(0, 2**31 - 1)]
 Int64 = Annotated[int, integer(0, 2**53, bits=64)]
@@ -139,10 +142,12 @@ class RemedyStatus(Model):
     name: Annotated[str, text(63, r"^[A-Z][A-Za-z0-9]*$")] = Field(
         description="Kind of the remedy."
     )
-    description: Annotated[str, text(512, low=0)] = Field(
+    description: Annotated[str, text(MAX_DESCRIPTION_CHARACTERS, low=0)] = Field(
         description="What it changes, what it costs, and the plan that follows."
     )
-    patch: Annotated[str, text(1024, low=0)] = Field(description="JSON merge patch for the pool.")
+    patch: Annotated[str, text(MAX_PATCH_CHARACTERS, low=0)] = Field(
+        description="JSON merge patch for the pool."
+    )
     generation: Int64 = Field(description="Generation of the spec that the patch is meant for.")
 
 
@@ -186,7 +191,7 @@ class InferencePoolStatus(Model):
     topology: TopologyStatus | None = Field(None, description="Need and budget of one engine.")
     remedies: list[RemedyStatus] = Field(
         default_factory=list,
-        max_length=8,
+        max_length=MAX_REMEDIES,
         json_schema_extra=list_map("name"),
         description="Changes that make the topologies fit, cheapest first.",
     )

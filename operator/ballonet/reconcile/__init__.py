@@ -1,1 +1,1 @@
-"""The control loop: gather what is, decide what should be, apply the difference, say it in status."""
+"""The control loop: gather what is, decide what should be, apply it, say it in status."""

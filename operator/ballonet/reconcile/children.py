@@ -10,7 +10,9 @@ from typing import Any, Final
 
 from ballonet.api.v1alpha1 import InferencePoolSpec, RolloutStrategy
 from ballonet.cluster.port import Json
+from ballonet.engines.base import PORT
 from ballonet.planning.plan import MODEL_MOUNT, Plan
+from ballonet.planning.pod import CONTAINER, engine_containers
 from ballonet.planning.runtime_budget import config_map_data
 from ballonet.reconcile.merge import fingerprint, merge, without_nulls
 from ballonet.reconcile.ownership import (
@@ -22,8 +24,6 @@ from ballonet.reconcile.ownership import (
 )
 from ballonet.reconcile.record import ANNOTATION, AppliedRecord
 
-CONTAINER: Final = "engine"
-PORT: Final = 8000
 HASH_ANNOTATION: Final = "ballonet.io/hash"
 BUDGET_SUFFIX: Final = "-budget"
 
@@ -80,7 +80,7 @@ def template_shape_problem(spec: InferencePoolSpec) -> str | None:
             isinstance(item, dict) and isinstance(item.get("name"), str) for item in items
         ):
             return f"spec.engine.podTemplate.spec.{field} must be a list of maps with a name"
-    for container in _engine_containers(spec):
+    for container in engine_containers(spec):
         for field in ("env", "volumeMounts", "ports"):
             items = container.get(field) or []
             if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
@@ -94,7 +94,7 @@ def template_shape_problem(spec: InferencePoolSpec) -> str | None:
 def template_problems(spec: InferencePoolSpec) -> list[str]:
     """Return what engine.podTemplate sets that is not the user's to set, a sentence each."""
     problems = []
-    for container in _engine_containers(spec):
+    for container in engine_containers(spec):
         for field in ("command", "args"):
             if field in container:
                 problems.append(
@@ -211,14 +211,6 @@ def _child(
         HASH_ANNOTATION: fingerprint(child),
     }
     return child
-
-
-def _engine_containers(spec: InferencePoolSpec) -> list[Json]:
-    pod = (spec.engine.pod_template or {}).get("spec")
-    containers = pod.get("containers") if isinstance(pod, dict) else None
-    if not isinstance(containers, list):
-        return []
-    return [c for c in containers if isinstance(c, dict) and c.get("name") == CONTAINER]
 
 
 def _defaults(spec: InferencePoolSpec, plan: Plan) -> Json:

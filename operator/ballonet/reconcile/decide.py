@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ballonet.api.conditions import (
@@ -235,7 +235,7 @@ def _rollout(
     would do otherwise, waits for the next such change.
     """
     name, raw = observed.pool["metadata"]["name"], observed.pool.get("spec", {})
-    blocker = _blocker(observed, plan)
+    blocker = next(_blockers(observed, plan), None)
     live = observed.deployment.live
     if stored is not None and not (live is not None and rolling_out(live)):
         stored = replace(stored, previous_budget=None)
@@ -278,24 +278,24 @@ def _rollout(
     return _Rollout(_followed_by(stored, fresh), _applied(update_pending=False))
 
 
-def _blocker(observed: Observed, plan: Plan | None) -> Finding | None:
-    """Return why the current spec cannot be rendered, first reason first."""
+def _blockers(observed: Observed, plan: Plan | None) -> Iterator[Finding]:
+    """Yield why the current spec cannot be rendered; the first is what a user should mend first."""
     if observed.problem is not None:
-        return observed.problem
+        yield observed.problem
+        return
     assert plan is not None and observed.spec is not None
     if plan.spec_resolved.status is not Status.TRUE:
-        return plan.spec_resolved
+        yield plan.spec_resolved
     shape = children.template_shape_problem(observed.spec)
     if shape is not None:
-        return Finding(Status.FALSE, Reason.INVALID_POD_TEMPLATE, shape)
+        yield Finding(Status.FALSE, Reason.INVALID_POD_TEMPLATE, shape)
     refused = (*plan.refused_arguments, *children.template_problems(observed.spec))
     if refused:
-        return Finding(Status.FALSE, Reason.FLAG_REFUSED, "; ".join(refused))
+        yield Finding(Status.FALSE, Reason.FLAG_REFUSED, "; ".join(refused))
     if plan.budget_computed.status is Status.FALSE:
-        return plan.budget_computed
+        yield plan.budget_computed
     if plan.topology_fits.status is Status.FALSE and observed.spec.when_unfit is WhenUnfit.REFUSE:
-        return Finding(Status.FALSE, Reason.REFUSED, plan.topology_fits.message)
-    return None
+        yield Finding(Status.FALSE, Reason.REFUSED, plan.topology_fits.message)
 
 
 def _applied(*, update_pending: bool) -> Finding:

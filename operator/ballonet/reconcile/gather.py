@@ -10,7 +10,8 @@ from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.parse import InvalidPoolError, parse_spec
 from ballonet.api.v1alpha1 import MAX_CONFIG_CHARACTERS, InferencePoolSpec
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
-from ballonet.reconcile.children import BUDGET_SUFFIX, CONTAINER, selector
+from ballonet.planning.pod import CONTAINER
+from ballonet.reconcile.children import BUDGET_SUFFIX, selector
 from ballonet.reconcile.ownership import Child, Holder, examine
 from ballonet.reconcile.pods import EndedRun, LastWords, ended_runs, owned_pods
 from ballonet.telemetry.port import EngineSample, ScrapeFailure
@@ -128,4 +129,3 @@ async def read_last_words(
 
 def _not_found(message: str) -> Finding:
     return Finding(Status.FALSE, Reason.CONFIG_NOT_FOUND, message)
-

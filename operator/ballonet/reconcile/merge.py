@@ -62,29 +62,9 @@ def covers(live: Any, desired: Any, *, field: str = "") -> bool:
     What the API server or others added is no difference; an empty map or list covers an absent one.
     """
     if isinstance(desired, dict):
-        if not desired:
-            return live is None or isinstance(live, dict)
-        if not isinstance(live, dict):
-            return False
-        quantities = field in _QUANTITY_MAPS
-        return all(
-            _same_quantity(live.get(key), value)
-            if quantities or key in _QUANTITY_FIELDS
-            else covers(live.get(key), value, field=key)
-            for key, value in desired.items()
-        )
+        return _covers_map(live, desired, field)
     if isinstance(desired, list):
-        if not desired:
-            return not live
-        if not isinstance(live, list):
-            return False
-        if field in LIST_KEYS:
-            by_identity = {_identity(item, field, i): item for i, item in enumerate(live)}
-            return all(
-                covers(by_identity.get(_identity(item, field, i)), item)
-                for i, item in enumerate(desired)
-            )
-        return len(live) == len(desired) and all(map(covers, live, desired))
+        return _covers_list(live, desired, field)
     return bool(live == desired)
 
 
@@ -92,6 +72,29 @@ def fingerprint(value: Any) -> str:
     """Return a short hash of a JSON value that does not depend on the order of members."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _covers_map(live: Any, desired: dict[str, Any], field: str) -> bool:
+    if not isinstance(live, dict):
+        return live is None and not desired
+    return all(
+        _same_quantity(live.get(key), value)
+        if field in _QUANTITY_MAPS or key in _QUANTITY_FIELDS
+        else covers(live.get(key), value, field=key)
+        for key, value in desired.items()
+    )
+
+
+def _covers_list(live: Any, desired: list[Any], field: str) -> bool:
+    if not isinstance(live, list):
+        return live is None and not desired
+    if field in LIST_KEYS and desired:
+        items = {_identity(item, field, index): item for index, item in enumerate(live)}
+        return all(
+            covers(items.get(_identity(item, field, index)), item)
+            for index, item in enumerate(desired)
+        )
+    return len(live) == len(desired) and all(map(covers, live, desired))
 
 
 def _identity(item: Any, field: str, index: int) -> Any:

@@ -13,8 +13,9 @@ from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.cluster.port import Json
+from ballonet.engines.base import PORT
 from ballonet.engines.vllm import START_FAILURES
-from ballonet.reconcile.children import CONTAINER, PORT
+from ballonet.planning.pod import CONTAINER
 from ballonet.telemetry.port import PodTarget
 
 _MAX_WORDS: Final = 400

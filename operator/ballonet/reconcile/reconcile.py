@@ -1,4 +1,4 @@
-"""One pass over one pool: gather, decide, apply, say it in status. Level-triggered and idempotent."""
+"""One pass over one pool: gather, decide, apply, say it in status. Level-triggered."""
 
 from __future__ import annotations
 
@@ -70,6 +70,15 @@ class EventSink(Protocol):
         """Tell one transition of a pool."""
 
 
+@dataclass(frozen=True)
+class _Refused:
+    """A Deployment that the API server refused, what is said of it, and when that was."""
+
+    fingerprint: str
+    finding: Finding
+    at: float
+
+
 @dataclass
 class _Memory:
     """What a process remembers of a pool between passes; nothing breaks when it is lost."""
@@ -81,12 +90,11 @@ class _Memory:
     plans: dict[str, Plan | None] = field(default_factory=dict)
     samples: dict[str, EngineSample] = field(default_factory=dict)
     words: dict[EndedRun, LastWords] = field(default_factory=dict)
-    # The fingerprint of a Deployment that the API server refused, with what it said and when.
-    refused: tuple[str, Finding, float] | None = None
+    refused: _Refused | None = None
 
 
 class Reconciler:
-    """Brings pools to their spec. One instance serves all pools; passes over one pool never overlap.
+    """Brings pools to their spec. One instance serves all; passes over one pool never overlap.
 
     Args:
         cluster: the API server.
@@ -305,7 +313,7 @@ class Reconciler:
                     return decision.with_configured(refusal), None
         except ApiError as error:
             # Those that pass by themselves leave status as it is.
-            if error.unreachable or error.conflict or error.throttled or error.status >= 500:  # noqa: PLR2004
+            if error.unreachable or error.conflict or error.throttled or error.status >= 500:
                 raise
             finding = Finding(
                 Status.FALSE,
@@ -322,11 +330,15 @@ class Reconciler:
         if not must_apply(live, desired):
             return None
         is_deployment = desired["kind"] == Kind.DEPLOYMENT.kind
-        print_of = fingerprint(desired) if is_deployment else ""
-        if is_deployment and memory.refused is not None and memory.refused[0] == print_of:
-            # The same object would be refused again: only an edit, or a changed cluster, helps.
-            if self._monotonic() - memory.refused[2] < _REFUSED_AGAIN_SECONDS:
-                return memory.refused[1]
+        wanted = fingerprint(desired)
+        refused = memory.refused
+        # The same object would be refused again: only an edit, or a changed cluster, helps.
+        if (
+            refused is not None
+            and refused.fingerprint == wanted
+            and self._monotonic() - refused.at < _REFUSED_AGAIN_SECONDS
+        ):
+            return refused.finding
         version = None
         if live is not None:
             # In the version it was decided on, so that no newer change is lost and nothing that
@@ -343,7 +355,7 @@ class Reconciler:
                     Reason.INVALID_POD_TEMPLATE,
                     f"the API server refuses the Deployment: {error.message}",
                 )
-                memory.refused = (print_of, finding, self._monotonic())
+                memory.refused = _Refused(wanted, finding, self._monotonic())
                 return finding
             raise
         memory.refused = None if is_deployment else memory.refused

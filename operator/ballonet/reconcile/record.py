@@ -1,7 +1,8 @@
 """What was applied for a pool, kept on its Deployment: the inputs and what they were rendered to.
 
-It lets a newer operator tell "the user changed something" from "I would do it differently now": only
-the first may replace pods. A copy on the budget ConfigMap lets a deleted Deployment be put back.
+It lets a newer operator tell "the user changed something" from "I would do it differently now":
+only the first may replace pods. A copy on the budget ConfigMap lets a deleted Deployment be put
+back.
 """
 
 from __future__ import annotations

@@ -9,6 +9,10 @@ from typing import Final
 
 from ballonet.api.conditions import ConditionType, Finding, Status
 from ballonet.api.status import (
+    MAX_DESCRIPTION_CHARACTERS,
+    MAX_MESSAGE_CHARACTERS,
+    MAX_PATCH_CHARACTERS,
+    MAX_REMEDIES,
     BudgetStatus,
     ConditionStatus,
     EngineStatus,
@@ -22,10 +26,6 @@ from ballonet.planning.plan import Plan
 from ballonet.reconcile.children import selector
 from ballonet.reconcile.decide import Decision
 
-_MAX_MESSAGE: Final = 1024
-_MAX_PATCH: Final = 1024
-_MAX_DESCRIPTION: Final = 512
-_MAX_REMEDIES: Final = 8
 _OWN_TYPES: Final = frozenset(str(kind) for kind in ConditionType)
 # Summaries repeat the word of another condition; one Event for each transition is enough.
 _NO_EVENTS: Final = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
@@ -120,7 +120,7 @@ def _conditions(
                 type=str(kind),
                 status=finding.status,
                 reason=str(finding.reason),
-                message=_cut(finding.message, _MAX_MESSAGE),
+                message=_cut(finding.message, MAX_MESSAGE_CHARACTERS),
                 last_transition_time=earlier["lastTransitionTime"] if same and earlier else stamp,
                 observed_generation=generation,
             )
@@ -157,16 +157,16 @@ def _remedies(decision: Decision, plan: Plan | None, generation: int) -> list[Re
     for remedy in plan.remedies:
         patch = json.dumps(remedy.patch, separators=(",", ":"))
         # A patch that is cut short would be worse than none.
-        if len(patch) <= _MAX_PATCH:
+        if len(patch) <= MAX_PATCH_CHARACTERS:
             remedies.append(
                 RemedyStatus(
                     name=remedy.name,
-                    description=_cut(remedy.description, _MAX_DESCRIPTION),
+                    description=_cut(remedy.description, MAX_DESCRIPTION_CHARACTERS),
                     patch=patch,
                     generation=generation,
                 )
             )
-    return remedies[:_MAX_REMEDIES]
+    return remedies[:MAX_REMEDIES]
 
 
 def _cut(text: str, length: int) -> str:
