@@ -38,7 +38,7 @@ def render_args(gates, version):
 @pytest.fixture
 def newer_source(tmp_path: Path) -> Path:
     """The operator's source as a later release might be: other defaults, another planner."""
-    source = tmp_path / "newer"
+    source = tmp_path / "source"
     shutil.copytree(REPOSITORY / "operator", source, ignore=shutil.ignore_patterns("__pycache__"))
     for module, text in (
         ("reconcile/children.py", CHANGED_DEFAULTS),
