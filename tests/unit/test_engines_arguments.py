@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballonet.api.v1alpha1 import KvCacheType
-from ballonet.catalog.flags import vllm_sampled_versions, vllm_switches
+from ballonet.catalog.flags import vllm_sampled_versions, vllm_switches, vllm_values
 from ballonet.engines.base import Gates
 from ballonet.engines.vllm import flags, is_known, render_args, user_arguments
 from ballonet.engines.vllm_arguments import OWNED, OWNED_VARIABLES, SHORT, UNPLANNED
@@ -86,9 +86,49 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     (["-x"], "has no -x", "would not start"),
     (["--no-seed"], "has no --no-seed", "would not start"),
     # flags that only the pod would see
-    (["$(FLAG)"], "'$(FLAG)'", "--flag=$(VARIABLE)"),
-    (["--$(FLAG)", "9"], "'--$(FLAG)'", "--flag=$(VARIABLE)"),
-    (["--seed", "3", "$(FLAG)"], "'$(FLAG)'", "--flag=$(VARIABLE)"),
+    (["$(FLAG)"], "'$(FLAG)'", "a plain variable of spec.engine.env"),
+    (["--$(FLAG)", "9"], "'$(FLAG)'", "a plain variable of spec.engine.env"),
+    (["--seed", "3", "$(FLAG)"], "'$(FLAG)'", "a plain variable of spec.engine.env"),
+    (["--seed=$(FLAG)"], "'$(FLAG)'", "a plain variable of spec.engine.env"),
+    (["--api-key", "$$$(KEY)"], "'$(KEY)'", "VLLM_API_KEY"),
+    (["--load-format=$(a(b)"], "'$(a(b)'", "a plain variable of spec.engine.env"),
+    # what is attached to -O is read as an argument once more
+    (["-O--speculative-config.method=ngram", "2"], "-O", "--compilation-config"),
+    (["-O--hf-overrides.max_position_embeddings=4", "2"], "-O", "--compilation-config"),
+    (["-O-sc.method=ngram", "2"], "-O", "--compilation-config"),
+    (["-O=--max-num-seqs=9"], "-O", "--compilation-config"),
+    (["-O.mode=3"], "-O", "level from 0 to 3"),
+    (["-O"], "-O", "level from 0 to 3"),
+    (["-O", "5"], "-O", "level from 0 to 3"),
+    (["-O2", "3"], "-O", "level from 0 to 3"),
+    (["-O", "1", "2"], "-O", "level from 0 to 3"),
+    # ours by another name
+    (["--api-server-count", "0"], "--api-server-count", "1 or more"),
+    (["--api-server-count=00"], "--api-server-count", "1 or more"),
+    (["-asc=0"], "-asc (--api-server-count)", "1 or more"),
+    (["-asc", "0_0"], "-asc (--api-server-count)", "1 or more"),
+    (["-asc", "-1"], "-asc (--api-server-count)", "1 or more"),
+    (["--api-server-c=0"], "(--api-server-count)", "1 or more"),
+    (["--max-num-queued-tokens", "9"], "--max-num-queued-tokens", "spec.admission.queue"),
+    (["--no-enable-chunked-prefill"], "(--enable-chunked-prefill)", "maxBatchedTokens"),
+    (["--no-enable-chunked-p"], "(--enable-chunked-prefill)", "maxBatchedTokens"),
+    # a number of values that the parser does not take
+    (["--enforce-eager", "othermodel"], "--enforce-eager", "takes no value"),
+    (["--enforce-eager", ""], "--enforce-eager", "takes no value"),
+    (["--enforce-eager=1"], "--enforce-eager", "takes no value"),
+    (["--enforce-eager.x", "1"], "(--enforce-eager)", "takes no value"),
+    (["--no-async-scheduling", "1"], "(--async-scheduling)", "takes no value"),
+    (["-ep=1"], "-ep (--enable-expert-parallel)", "takes no value"),
+    (["--seed", "1", "2"], "--seed", "more words than it takes"),
+    (["--seed=1", "2"], "--seed", "more words than it takes"),
+    (["--api-key=a", "b"], "--api-key", "more words than it takes"),
+    (["-qfp8", "b"], "-qfp8 (--quantization)", "more words than it takes"),
+    (["--compilation-config.mode", "3", "4"], "(--compilation-config)", "more words"),
+    (["--seed"], "--seed", "needs a value"),
+    (["--seed", "--enforce-eager"], "--seed", "needs a value"),
+    (["--compilation-config.mode"], "(--compilation-config)", "needs a value"),
+    (["--seed", "-1.5"], "'-1.5'", "--flag=-1.5"),
+    (["--generation-config", "-.5", "--enforce-eager"], "'-.5'", "--flag=-.5"),
 ]
 
 
@@ -121,9 +161,49 @@ def test_a_variable_of_the_pool_that_holds_a_flag_is_read() -> None:
     refused, _ = screen("$(FLAG)", FLAG="--max-num-seqs=9")
     assert any("--max-num-seqs" in sentence for sentence in refused)
     refused, _ = screen("--$(FLAG)-seqs", "9", FLAG="max-num")
-    assert any("(--max-num-seqs)" in sentence for sentence in refused)
-    assert screen("--api-key=$(KEY)") == ((), ())
+    assert any("--max-num-seqs" in sentence for sentence in refused)
+    assert screen("--seed=$(SEED)", SEED="3") == ((), ())
     assert screen("--api-key", "$$(KEY)") == ((), ())
+
+
+def test_a_variable_of_the_pool_counts_by_its_value() -> None:
+    assert screen("--dtype=$(TYPE)", TYPE="half") == ((), ())
+    assert "number format" in screen("--dtype=$(TYPE)", TYPE="float32")[1][0]
+    assert "'$(OUTER)'" in screen("--seed=$(OUTER)", OUTER="$(INNER)", INNER="1")[0][0]
+    # The kubelet fills it in as one argument, a shell would split it.
+    assert screen("--chat-template=$(TEXT)", TEXT="a --max-num-seqs=9") == ((), ())
+    refused, _ = screen(TEXT="a --max-num-seqs=9", VLLM_EXTRA_ARGS="--chat-template=$(TEXT)")
+    assert "VLLM_EXTRA_ARGS: --max-num-seqs" in refused[0]
+
+
+@pytest.mark.parametrize("args", [["$(X)"], ["--seed=$(X)"], ["$(X)max-num-seqs=9"]])
+def test_the_value_of_a_reference_is_not_known(args: Sequence[str]) -> None:
+    refused = user_arguments(args, {"X": None}, "0.32.0").refused
+    assert len(refused) == 1
+    assert "'$(X)'" in refused[0]
+
+
+def test_arguments_from_a_reference_are_refused() -> None:
+    refused = user_arguments([], {"VLLM_ADDITIONAL_ARGS": None}, "0.32.0").refused
+    assert refused == (
+        "VLLM_ADDITIONAL_ARGS: arguments from a reference cannot be judged; use spec.engine.args",
+    )
+    refused, _ = screen(VLLM_ADDITIONAL_ARGS="--seed $(X)")
+    assert "'$(X)'" in refused[0]
+
+
+def test_no_message_repeats_the_value_of_a_free_argument() -> None:
+    secret = "sk-secret"
+    for args in (
+        ["--api-key=" + secret, secret],
+        ["--hf-token", secret, secret],
+        ["--enforce-eager", secret],
+        ["--api-key " + secret],
+        ["--api-key=" + secret + "$(X)"],
+    ):
+        refused, _ = screen(*args)
+        assert refused
+        assert secret not in " ".join(refused)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +242,8 @@ def test_owned_variables_are_refused(name: str, value: str, words: str) -> None:
         (["--hf-overrides", "{}"], {}, "shape of the model"),
         (["--hf_overrides.num_hidden_layers", "4"], {}, "shape of the model"),
         (["--runner", "pooling"], {}, "use of the model"),
+        (["--pooler-config.pooling_type=MEAN"], {}, "use of the model"),
+        (["--tokens-only"], {}, "use of the model"),
         (["--mamba-block-size", "8"], {}, "state-space"),
         (["--enable-lora"], {}, "adapters"),
         (["--max-loras", "4"], {}, "adapters"),
@@ -209,15 +291,21 @@ def test_what_is_not_planned_for_is_let_through_and_named(
         ["--no-enable-expert-parallel"],
         ["-O3"],
         ["-O", "2"],
-        ["-O.mode=3"],
+        ["-O=1"],
         ["-cc.cudagraph_mode=NONE"],
         ["--compilation-config", '{"cudagraph_capture_sizes": [1]}'],
         ["--compilation-config.cudagraph_capture_sizes", "[1]"],
         ["--seed", "-1"],
-        ["--allowed-origins", "a", "b"],
+        ["--allowed-origins", '["a"]'],
+        ["--api-key", "a", "b"],
+        ["--hf-token"],
+        ["--hf-token", "a"],
+        ["--middleware", "a", "--middleware", "b"],
+        ["--cudagraph-capture-sizes", "1", "2", "4"],
+        ["--generation-config=-.5"],
+        ["--enable-chunked-prefill"],
         ["--override-generation-config", '{"max_new_tokens": 9}'],
         ["--trust-remote-code", "--tool-call-parser", "hermes", "--enable-auto-tool-choice"],
-        ["--max-num-queued-tokens", "9"],
         ["-asc", "2"],
     ],
     ids=str,
@@ -270,7 +358,10 @@ def test_every_flag_of_the_version_is_refused_unplanned_or_free_but_never_unknow
 ) -> None:
     counts = {"refused": 0, "unplanned": 0, "free": 0}
     for flag in flags(version):
-        refused, unplanned = screen(f"{flag}=value", version=version)
+        value = {"--api-server-count": "1"}.get(flag, "value")
+        least, most = vllm_values().get(flag, (1, 1))
+        words = [flag] if (least, most) == (0, 0) else [flag, value]
+        refused, unplanned = screen(*words, version=version)
         assert not any("has no" in sentence for sentence in refused), flag
         if flag in OWNED:
             assert len(refused) == 1

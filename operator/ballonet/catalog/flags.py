@@ -24,3 +24,16 @@ def vllm_sampled_versions() -> tuple[str, ...]:
 def vllm_switches() -> frozenset[str]:
     """Return the flags that are known to have a ``--no-`` form."""
     return frozenset(load("vllm_flags.json")["switches"])
+
+
+@cache
+def vllm_values() -> dict[str, tuple[int, int | None]]:
+    """Return the least and the most values of each flag that does not take exactly one.
+
+    None is no bound. Switches take no value.
+    """
+    data = load("vllm_flags.json")
+    values: dict[str, list[int | None]] = data["values"]
+    return dict.fromkeys(data["switches"], (0, 0)) | {
+        flag: (least or 0, most) for flag, (least, most) in values.items()
+    }

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from ballonet.catalog.flags import vllm_switches
+from ballonet.catalog.flags import vllm_switches, vllm_values
 from ballonet.catalog.lookup import suggest
 from ballonet.engines.base import PORT, UserArguments
 from ballonet.engines.vllm_versions import lifetime, possible_flags
@@ -53,6 +53,7 @@ OWNED: Final[Mapping[str, str]] = {
     "--max-num-active-seqs": _LIMIT,
     "--max-num-batched-tokens": "set spec.sequence.maxBatchedTokens",
     "--max-num-queued-reqs": "set spec.admission.queue",
+    "--max-num-queued-tokens": "set spec.admission.queue",
     "--watermark": "leave it out: spec.budget.safetyPercent is the headroom",
     "--block-size": "set spec.sequence.blockTokens",
     "--kv-cache-dtype": "set spec.sequence.kvCacheType",
@@ -67,6 +68,12 @@ OWNED: Final[Mapping[str, str]] = {
     "--disable-log-stats": "leave it out: without these metrics the plan cannot be verified",
     "--config": "write its flags into spec.engine.args one by one",
     "--help": "leave it out: the engine would print help and end",
+}
+
+# Options of flags that are otherwise free.
+REFUSED: Final[Mapping[str, str]] = {
+    "--no-enable-chunked-prefill": "leave it out: the engine would not start where a step "
+    "(spec.sequence.maxBatchedTokens) is shorter than a sequence",
 }
 
 
@@ -112,6 +119,7 @@ UNPLANNED: Final = (
         r"--(runner|convert|task)",
         but=("auto", "generate", "none"),
     ),
+    _unplanned("another use of the model", r"--((override-)?pooler-config|tokens-only)"),
     _unplanned(
         "state-space caches",
         r"--(mamba-.*|enable-mamba-.*|use-replayssm|replayssm-.*)",
@@ -205,102 +213,42 @@ _UNPLANNED_VARIABLES: Final = (
     ),
 )
 _ARGUMENT_VARIABLES: Final = re.compile(r"VLLM_([A-Z0-9_]+_)?ARGS")
-SWITCHES_READ_IN: Final = "0.32.0"
+# Switches and numbers of values were read in one version.
+VALUES_READ_IN: Final = "0.32.0"
 _NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
-_REFERENCE: Final = re.compile(r"\$(\$|\(([^()]*)\))")
+# The name goes to the first closing bracket, as the kubelet reads it.
+_REFERENCE: Final = re.compile(r"\$(\$|\(([^)]*)\))")
+_LEVELS: Final = frozenset("0123")
+_AT_LEAST_ONE: Final = re.compile(r"[1-9][0-9]*")
 
 
-def user_arguments(args: Sequence[str], env: Mapping[str, str], version: str) -> UserArguments:
+def user_arguments(
+    args: Sequence[str], env: Mapping[str, str | None], version: str
+) -> UserArguments:
     """Return what is refused and what is not planned for in a user's arguments and variables.
 
     Args:
         args: arguments as they stand in spec.engine.args; they follow our own.
-        env: variables of spec.engine.env (and of the pod template, as far as they are plain).
+        env: variables of spec.engine.env and of the pod template; None for a reference, whose
+            value only the pod has.
         version: vLLM version; one that is not known is refused elsewhere and screened here by the
             flags of its neighbours.
 
     Raises:
         ValueError: the version is no version.
     """
-    refused: list[str] = []
-    unplanned: list[str] = []
+    verdicts: list[_Verdict] = []
     for name, value in env.items():
-        _screen_variable(name, value, refused=refused, unplanned=unplanned)
+        verdicts += _screen_variable(name, value)
         if _ARGUMENT_VARIABLES.fullmatch(name):
-            try:
-                words = shlex.split(value)
-            except ValueError:
-                refused.append(f"{name} cannot be split into arguments; use spec.engine.args")
-                continue
-            _screen(words, env, version, refused=refused, unplanned=unplanned, place=f"{name}: ")
-    _screen(args, env, version, refused=refused, unplanned=unplanned)
-    return UserArguments(tuple(dict.fromkeys(refused)), tuple(dict.fromkeys(unplanned)))
-
-
-def _screen_variable(name: str, value: str, *, refused: list[str], unplanned: list[str]) -> None:
-    if name in OWNED_VARIABLES:
-        refused.append(f"variable {name} is refused; {OWNED_VARIABLES[name]}")
-        return
-    for pattern, subject in _UNPLANNED_VARIABLES:
-        if pattern.fullmatch(name):
-            unplanned.append(
-                f"variable {name}={value} brings in {subject}, which is not planned for"
+            verdicts += (
+                _Verdict(f"{name}: {verdict.sentence}", refused=verdict.refused)
+                for verdict in _screen_text(value, env, version)
             )
-
-
-def _screen(
-    args: Sequence[str],
-    env: Mapping[str, str],
-    version: str,
-    *,
-    refused: list[str],
-    unplanned: list[str],
-    place: str = "",
-) -> None:
-    seen_flag = False
-    for index, written in enumerate(args):
-        word, unresolved = _expand(written, env)
-        flag, equals, value = word.partition("=")
-        if unresolved and (not word.startswith("-") or "$(" in flag):
-            refused.append(
-                f"{place}{written!r} is filled in only in the pod and could become any flag; write "
-                "it as --flag=$(VARIABLE)"
-            )
-            seen_flag = True
-            continue
-        if not _looks_like_flag(word):
-            if not seen_flag:
-                refused.append(f"{place}{written!r} stands before any flag; begin with the flag")
-                seen_flag = True
-            continue
-        seen_flag = True
-        following = args[index + 1] if index + 1 < len(args) else None
-        given = value if equals else following
-        verdict = _judge(flag, written, given, version)
-        if verdict is not None:
-            (refused if verdict.refused else unplanned).append(f"{place}{verdict.sentence}")
-
-
-def _expand(word: str, env: Mapping[str, str]) -> tuple[str, bool]:
-    """Return a word as the kubelet will write it, and whether a reference stays open."""
-    unresolved = False
-
-    def fill(match: re.Match[str]) -> str:
-        nonlocal unresolved
-        if match[1] == "$":
-            return "$"
-        if match[2] in env:
-            value = env[match[2]]
-            unresolved = unresolved or "$(" in value
-            return value
-        unresolved = True
-        return match[0]
-
-    return _REFERENCE.sub(fill, word), unresolved
-
-
-def _looks_like_flag(word: str) -> bool:
-    return word.startswith("-") and word != "-" and not _NEGATIVE_NUMBER.fullmatch(word)
+    verdicts += _screen(args, env, version)
+    refused = dict.fromkeys(verdict.sentence for verdict in verdicts if verdict.refused)
+    unplanned = dict.fromkeys(verdict.sentence for verdict in verdicts if not verdict.refused)
+    return UserArguments(tuple(refused), tuple(unplanned))
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,36 +257,150 @@ class _Verdict:
     refused: bool
 
 
-def _judge(flag: str, written: str, value: str | None, version: str) -> _Verdict | None:
-    spelled = written.partition("=")[0]
+def _refuse(sentence: str) -> _Verdict:
+    return _Verdict(sentence, refused=True)
+
+
+def _screen_variable(name: str, value: str | None) -> Iterator[_Verdict]:
+    if name in OWNED_VARIABLES:
+        yield _refuse(f"variable {name} is refused; {OWNED_VARIABLES[name]}")
+        return
+    for pattern, subject in _UNPLANNED_VARIABLES:
+        if pattern.fullmatch(name):
+            shown = name if value is None else f"{name}={value}"
+            yield _Verdict(
+                f"variable {shown} brings in {subject}, which is not planned for", refused=False
+            )
+
+
+def _screen_text(text: str | None, env: Mapping[str, str | None], version: str) -> list[_Verdict]:
+    """Screen a variable that some images split into arguments."""
+    if text is None:
+        return [_refuse("arguments from a reference cannot be judged; use spec.engine.args")]
+    filled, unknown = _expand(text, env)
+    if unknown:
+        return [_refuse(_only_in_the_pod(name)) for name in unknown]
+    try:
+        words = shlex.split(filled)
+    except ValueError:
+        return [_refuse("cannot be split into arguments; use spec.engine.args")]
+    return _screen_words(words, version)
+
+
+def _screen(args: Sequence[str], env: Mapping[str, str | None], version: str) -> list[_Verdict]:
+    expanded = [_expand(word, env) for word in args]
+    unknown = dict.fromkeys(name for _, names in expanded for name in names)
+    if unknown:  # What stands around them cannot be judged either.
+        return [_refuse(_only_in_the_pod(name)) for name in unknown]
+    return _screen_words([word for word, _ in expanded], version)
+
+
+def _only_in_the_pod(name: str) -> str:
+    return (
+        f"'$({name})' is filled in only in the pod and could become anything; write the value "
+        "itself or a plain variable of spec.engine.env, and give secrets as variables that vLLM "
+        "reads (VLLM_API_KEY, HF_TOKEN)"
+    )
+
+
+def _expand(word: str, env: Mapping[str, str | None]) -> tuple[str, list[str]]:
+    """Return a word as the kubelet will write it, and the variables whose value is not known."""
+    unknown: list[str] = []
+
+    def fill(match: re.Match[str]) -> str:
+        if match[1] == "$":
+            return "$"
+        value = env.get(match[2])
+        if value is None or "$(" in value:
+            unknown.append(match[2])
+            return match[0]
+        return value
+
+    return _REFERENCE.sub(fill, word), unknown
+
+
+@dataclass(slots=True)
+class _Argument:
+    """One flag as it is written, and the words that follow it."""
+
+    word: str
+    following: list[str]
+
+
+def _screen_words(words: Sequence[str], version: str) -> list[_Verdict]:
+    verdicts = []
+    arguments: list[_Argument] = []
+    for word in words:
+        number = _NEGATIVE_NUMBER.fullmatch(word) is not None
+        if number and "." in word:
+            # vLLM takes it for -1 with a key 5, which is given the next argument.
+            verdicts.append(_refuse(f"{word!r} is read as a flag; write it as --flag={word}"))
+        if word.startswith("-") and word != "-" and not number:
+            arguments.append(_Argument(word, []))
+        elif arguments:
+            arguments[-1].following.append(word)
+        else:
+            verdicts.append(_refuse(f"{word!r} stands before any flag; begin with the flag"))
+            arguments.append(_Argument("", []))
+    judged = (_judge(argument, version) for argument in arguments if argument.word)
+    return [*verdicts, *(verdict for verdict in judged if verdict is not None)]
+
+
+def _judge(argument: _Argument, version: str) -> _Verdict | None:
+    flag, equals, text = argument.word.partition("=")
+    attached = text if equals else None
+    if problem := _no_flag(flag):
+        return _refuse(problem)
+    if flag.startswith("-O"):
+        return _judge_level(argument)
+    head, dot, _ = flag.partition(".")  # what follows is a key of a JSON value
+    name = head.replace("_", "-") if flag.startswith("--") else head
+    if name not in SHORT and name[:2] in _SHORT_WITH_VALUE_ATTACHED:
+        name, attached = name[:2], name[2:]
+    meant = _meant(name, version)
+    if len(meant) != 1:
+        return _refuse(_unclear(meant, name, flag, version))
+    (option,) = meant
+    values = argument.following if attached is None else [attached]
+    verdict = _judge_option(option, flag, values[0] if values else None)
+    if verdict is not None and verdict.refused:
+        return verdict
+    problem = _wrong_number(option, argument.following, attached, keyed=bool(dot))
+    if problem is not None:
+        return _refuse(f"{_shown(option, flag)} {problem}; the engine would not start")
+    return verdict
+
+
+def _no_flag(flag: str) -> str | None:
     if flag == "--":
-        return _Verdict("'--' is refused: what follows it would be no flag", refused=True)
+        return "'--' is refused: what follows it would be no flag"
     if any(character.isspace() for character in flag):
         # What follows the blank is a value, and values may be secret.
-        first = spelled.split(maxsplit=1)[0]
-        return _Verdict(
-            f"'{first} ...' holds a blank; write flag and value as two entries or with '='",
-            refused=True,
-        )
-    if flag.startswith("-O"):  # levels of optimization, in all their forms
+        first = flag.split(maxsplit=1)[0]
+        return f"'{first} ...' holds a blank; write flag and value as two entries or with '='"
+    return None
+
+
+def _judge_level(argument: _Argument) -> _Verdict | None:
+    """Judge -O: vLLM reads what is attached to it as an argument once more, so only levels pass."""
+    flag = argument.word
+    level = "".join(argument.following) if flag == "-O" else flag[2:].removeprefix("=")
+    if level in _LEVELS and (flag == "-O" or not argument.following):
         return None
-    head = flag.split(".", 1)[0]  # what follows is a key of a JSON value
-    name = head.replace("_", "-") if flag.startswith("--") else head
-    meant = _meant(name, version)
-    if len(meant) == 1:
-        (option,) = meant
-        return _judge_option(option, spelled, value)
-    if meant:
-        several = ", ".join(sorted(meant)[:4])
-        return _Verdict(f"{spelled} could mean {several}; write the whole flag", refused=True)
-    return _Verdict(_unknown(name, spelled, version), refused=True)
+    return _refuse(
+        "-O takes one level from 0 to 3, for example -O2; write other options of compilation as "
+        "--compilation-config"
+    )
 
 
 def _judge_option(option: str, spelled: str, value: str | None) -> _Verdict | None:
-    flag = _base(option)
-    shown = flag if spelled == flag else f"{spelled} ({flag})"
+    flag, shown = _base(option), _shown(option, spelled)
     if flag in OWNED:
-        return _Verdict(f"{shown} is set by Ballonet; {OWNED[flag]}", refused=True)
+        return _refuse(f"{shown} is set by Ballonet; {OWNED[flag]}")
+    if option in REFUSED:
+        return _refuse(f"{shown} is refused; {REFUSED[option]}")
+    if flag == "--api-server-count" and not _AT_LEAST_ONE.fullmatch(value or ""):
+        return _refuse(f"{shown} must be 1 or more: without a server no pod would become ready")
     if flag != option:
         return None  # switching off what is not planned for is no news
     for group in UNPLANNED:
@@ -347,6 +409,37 @@ def _judge_option(option: str, spelled: str, value: str | None) -> _Verdict | No
                 f"{shown} brings in {group.subject}, which is not planned for", refused=False
             )
     return None
+
+
+def _shown(option: str, spelled: str) -> str:
+    flag = _base(option)
+    return flag if spelled == flag else f"{spelled} ({flag})"
+
+
+def _wrong_number(
+    option: str, following: Sequence[str], attached: str | None, *, keyed: bool
+) -> str | None:
+    """Return what is wrong with the number of an option's values; words are never repeated."""
+    least, most = _values(option)
+    if most == 0:
+        return "takes no value" if attached is not None or following or keyed else None
+    if attached is not None:
+        least, most = 0, 0
+    elif keyed:
+        least, most = 1, 1
+    if len(following) < least:
+        return "needs a value"
+    if most is not None and len(following) > most:
+        return "is followed by more words than it takes"
+    return None
+
+
+def _values(option: str) -> tuple[int, int | None]:
+    """Return the least and the most values of an option; any number where it was not read."""
+    flag = _base(option)
+    if flag not in possible_flags(VALUES_READ_IN):
+        return 0, 0 if flag != option else None
+    return vllm_values().get(flag, (1, 1))
 
 
 @lru_cache(maxsize=64)
@@ -358,7 +451,7 @@ def _options(version: str) -> frozenset[str]:
 
 def _is_switch(flag: str) -> bool:
     # Switches were read in one version; those that it lacks are told by their first word.
-    if flag in possible_flags(SWITCHES_READ_IN):
+    if flag in possible_flags(VALUES_READ_IN):
         return flag in vllm_switches()
     return flag.startswith(("--enable-", "--disable-"))
 
@@ -397,7 +490,11 @@ def _meant_short(name: str) -> frozenset[str]:
     return frozenset(long for short, long in SHORT.items() if short.startswith(name))
 
 
-def _unknown(name: str, spelled: str, version: str) -> str:
+def _unclear(meant: Collection[str], name: str, spelled: str, version: str) -> str:
+    """Say that a spelling stands for several options or for none."""
+    if meant:
+        several = ", ".join(sorted(meant)[:4])
+        return f"{spelled} could mean {several}; write the whole flag"
     text = f"vLLM {version} has no {spelled}, so the engine would not start"
     seen = lifetime(name)
     if seen is not None:
