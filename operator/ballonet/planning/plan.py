@@ -18,18 +18,24 @@ from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan
 from ballonet.kv.units import Interval
 from ballonet.planning import explain
+from ballonet.planning.batch import max_batched_tokens, takes
 from ballonet.planning.budget import budget_interval, max_concurrent
 from ballonet.planning.capacity import (
     Capacity,
     given_bytes,
-    max_batched_tokens,
     slot_limits,
-    takes,
+    surely_starts,
     unplanned_slots,
     would_not_start,
 )
 from ballonet.planning.explain import Step
-from ballonet.planning.pod import PodNeeds, pod_needs, user_env
+from ballonet.planning.pod import (
+    PodNeeds,
+    pod_needs,
+    template_problems,
+    template_shape_problem,
+    user_env,
+)
 from ballonet.planning.remedies import Remedy, find_remedies
 from ballonet.planning.resolve import Resolved, Unresolved, resolve
 from ballonet.planning.topology import (
@@ -127,7 +133,6 @@ def _plan(name: str, spec: InferencePoolSpec, config_text: str | None) -> Plan:
     refused, unplanned = _arguments(spec)
     try:
         resolved = resolve(spec, config_text)
-        _check_batch(spec)
     except Unresolved as error:
         return _unresolved(name, spec, error.finding, refused)
     plan = Plan(
@@ -158,11 +163,14 @@ def _surely_fits(spec: InferencePoolSpec, config_text: str | None) -> bool:
     if resolved.layout is None:
         return False
     capacity = Capacity(spec, resolved, resolved.layout)
-    need = _engine_need(spec, resolved.layout)
+    whole = pool_need(spec, BlockSizes.of(resolved.layout))
+    need = whole.shared_among(sharing_engines(spec))
+    slots = max(1, need.slots)
+    asked = max(need.asked_blocks, whole.blocks_of_any(need.slots))
     return (
-        takes(spec, need.slots)
-        and need.blocks <= capacity.budget(max(1, need.slots)).low
-        and would_not_start(capacity, max(1, need.slots)) is None
+        takes(spec, slots)
+        and asked <= capacity.budget(slots).low
+        and surely_starts(capacity, slots)
     )
 
 
@@ -173,11 +181,15 @@ _UNKNOWN_TOPOLOGY = Finding(
 
 
 def _arguments(spec: InferencePoolSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return refused and unplanned arguments, a sentence each."""
+    """Return what is refused and what is not planned for, a sentence each."""
+    shape = template_shape_problem(spec)
+    if shape is not None:
+        return (shape,), ()
+    problems = template_problems(spec)
     if not vllm.is_known(spec.engine.version):
-        return (), ()
+        return tuple(problems), ()
     found = vllm.user_arguments(spec.engine.args, user_env(spec), spec.engine.version)
-    return found.refused, found.unplanned
+    return (*problems, *found.refused), found.unplanned
 
 
 def _resolved_text(spec: InferencePoolSpec, resolved: Resolved) -> str:
@@ -235,40 +247,29 @@ def _unresolved(
     )
 
 
-def _check_batch(spec: InferencePoolSpec) -> None:
-    """Refuse a step of fewer tokens than the sequences that must run at once.
-
-    Raises:
-        Unresolved: names the field and the least value.
-    """
-    slots = _engine_need(spec, None).slots
-    if slots and not takes(spec, slots):
-        least = vllm.max_num_seqs(slots, spec.engine.version)
-        raise Unresolved(
-            Reason.UNSUPPORTED_BY_ENGINE,
-            f"spec.sequence.maxBatchedTokens: {spec.sequence.max_batched_tokens} is below the "
-            f"{least} sequences that vLLM is set up for when {slots} run at once: give at least "
-            f"{least}",
-        )
-
-
 def _unplanned(plan: Plan, resolved: Resolved, finding: Finding) -> Plan:
     """Return the plan of a pool that starts without a budget."""
     spec = plan.spec
     need = _engine_need(spec, resolved.layout)
     gates = _gates(spec, resolved, unplanned_slots(spec))
     known = resolved.layout is not None
+    text = (
+        f"{_UNKNOWN_TOPOLOGY.message} {need.slots} sequences are needed at once; the engine runs "
+        f"{gates.max_concurrent} at once{explain.batch_text(spec, need.slots)}."
+    )
+    topology_fits, verdict = replace(_UNKNOWN_TOPOLOGY, message=text), Verdict.UNKNOWN
+    if need.slots > gates.max_concurrent:
+        # However many blocks there are, the limit does not let them all in.
+        judgement = judge(need, Interval.point(need.blocks), gates.max_concurrent)
+        topology_fits, verdict = Finding(Status.FALSE, judgement.reason, text), judgement.verdict
     return replace(
         plan,
         budget_computed=finding,
-        topology_fits=replace(
-            _UNKNOWN_TOPOLOGY,
-            message=f"{_UNKNOWN_TOPOLOGY.message} {need.slots} sequences are needed at once; the "
-            f"engine runs {gates.max_concurrent} at once.",
-        ),
+        topology_fits=topology_fits,
         topology=TopologyStatus(
             required_slots=need.slots,
             need_blocks=need.blocks if known else None,
+            verdict=verdict,
             roles=role_statuses(spec, BlockSizes.of(resolved.layout) if resolved.layout else None),
         ),
         need_blocks=need.blocks if known else None,
@@ -302,6 +303,12 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
     fatal = would_not_start(capacity, slots.limit)
     judgement = judge(need, budget, slots.limit)
     sure = slots.sure
+    if judgement.verdict is Verdict.FITS:
+        sure = max(sure, need.slots)
+    if not surely_starts(capacity, judged_slots):
+        sure = 0
+        if judgement.verdict is Verdict.FITS:
+            judgement = Judgement(Verdict.UNKNOWN, Reason.WITHIN_UNCERTAINTY)
     topology_fits = explain.topology_finding(
         spec=spec,
         need=need,
@@ -313,7 +320,7 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
         source=source,
     )
     if fatal is not None:
-        judgement, sure = Judgement(Verdict.DOES_NOT_FIT, Reason.EXCEEDS_BUDGET), 0
+        judgement = Judgement(Verdict.DOES_NOT_FIT, Reason.EXCEEDS_BUDGET)
         topology_fits = Finding(
             Status.FALSE,
             judgement.reason,

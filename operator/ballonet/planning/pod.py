@@ -20,6 +20,9 @@ GPU_HOST_BYTES_PER_RANK = 4 * GIB
 # Ranks of one pod talk through /dev/shm; Kubernetes gives 64 MiB unless told otherwise.
 SHM_BYTES_ALONE = 256 * MIB
 SHM_BYTES_PER_RANK = GIB
+_TEMPLATE = "spec.engine.podTemplate"
+# Lists of the engine's container that are merged with our own, by these keys.
+_MERGED_BY = {"env": "name", "volumeMounts": "mountPath", "ports": "containerPort"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +68,85 @@ def pod_needs(spec: InferencePoolSpec, resolved: Resolved) -> PodNeeds:
     )
 
 
+def user_template(spec: InferencePoolSpec) -> dict[str, Any]:
+    """Return spec.engine.podTemplate without null members: in an apply they would mean nothing."""
+    template: dict[str, Any] = _without_nulls(spec.engine.pod_template or {})
+    return template
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value if item is not None]
+    return value
+
+
 def engine_containers(spec: InferencePoolSpec) -> list[dict[str, Any]]:
     """Return the entries for the engine's container in the user's template, whatever its shape."""
-    pod = (spec.engine.pod_template or {}).get("spec")
+    pod = user_template(spec).get("spec")
     containers = pod.get("containers") if isinstance(pod, dict) else None
     if not isinstance(containers, list):
         return []
     return [c for c in containers if isinstance(c, dict) and c.get("name") == CONTAINER]
 
 
-def user_env(spec: InferencePoolSpec) -> dict[str, str]:
-    """Return the engine's variables that the user sets, also in podTemplate; references as ''."""
-    found: dict[str, str] = {}
+def template_shape_problem(spec: InferencePoolSpec) -> str | None:
+    """Return why spec.engine.podTemplate cannot be merged at all, or None."""
+    template = user_template(spec)
+    for path in (("metadata",), ("metadata", "labels"), ("metadata", "annotations"), ("spec",)):
+        value: Any = template
+        for part in path:
+            value = value.get(part, {})
+        if not isinstance(value, dict):
+            return f"{_TEMPLATE}.{'.'.join(path)} must be a map"
+    lists = [
+        (f".spec.{field}", "name", template.get("spec", {}).get(field, []))
+        for field in ("containers", "initContainers", "volumes")
+    ]
+    for container in engine_containers(spec):
+        lists += (
+            (f".spec.containers[{CONTAINER}].{field}", key, container.get(field, []))
+            for field, key in _MERGED_BY.items()
+        )
+    for place, key, items in lists:
+        if not isinstance(items, list) or not all(
+            isinstance(item, dict) and isinstance(item.get(key), str | int) for item in items
+        ):
+            return f"{_TEMPLATE}{place} must be a list of maps with {key}"
+    return None
+
+
+def template_problems(spec: InferencePoolSpec) -> list[str]:
+    """Return what spec.engine.podTemplate sets that is not the user's to set, a sentence each."""
+    problems = []
+    for container in engine_containers(spec):
+        problems += (
+            f"{_TEMPLATE} sets {field} of container {CONTAINER}: use spec.engine.args"
+            for field in ("command", "args")
+            if field in container
+        )
+        if container.get("envFrom"):
+            problems.append(
+                f"{_TEMPLATE} sets envFrom of container {CONTAINER}, which may hide variables that "
+                "Ballonet owns: name each variable under env with valueFrom"
+            )
+    return problems
+
+
+def user_env(spec: InferencePoolSpec) -> dict[str, str | None]:
+    """Return the engine's variables that the user sets, also in podTemplate; references as None.
+
+    A reference stays one whatever spec.engine.env says: both are merged into one variable.
+    """
+    found: dict[str, str | None] = {}
+    references: set[str] = set()
     for container in engine_containers(spec):
         variables = container.get("env")
         for variable in variables if isinstance(variables, list) else ():
-            if isinstance(variable, dict) and isinstance(variable.get("name"), str):
-                found[variable["name"]] = str(variable.get("value") or "")
-    return {**found, **{variable.name: variable.value for variable in spec.engine.env}}
+            if isinstance(variable, dict) and isinstance(name := variable.get("name"), str):
+                found[name] = str(variable.get("value") or "")
+                if "valueFrom" in variable:
+                    references.add(name)
+    written = {variable.name: variable.value for variable in spec.engine.env}
+    return found | written | dict.fromkeys(references)
