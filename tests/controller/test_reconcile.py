@@ -44,7 +44,7 @@ async def test_a_topology_that_does_not_fit_starts_no_pod_and_says_why(world: Wo
     world.cluster.put(unfit().build(NAMESPACE))
     await world.reconcile()
     assert [str(write) for write in world.cluster.writes] == [
-        "apply_status InferencePool agents/pool"
+        "write_status InferencePool agents/pool"
     ]
     status = world.pool()["status"]
     assert world.condition("TopologyFits") == ("False", "ExceedsBudget")
@@ -157,7 +157,7 @@ async def test_a_foreign_object_of_our_name_is_named_and_never_touched(
     assert world.condition("Configured") == ("False", "NameTaken")
     assert f"{kind.kind} {name}" in world.whole_condition("Configured")["message"]
     assert world.cluster.peek(kind, NAMESPACE, name) == before
-    assert {write.verb for write in world.cluster.writes} == {"apply_status"}
+    assert {write.verb for write in world.cluster.writes} == {"write_status"}
 
 
 async def test_a_child_edited_or_deleted_by_hand_is_put_back(world: World) -> None:
@@ -665,3 +665,28 @@ async def test_a_fault_of_the_operator_shows_on_the_pool_and_changes_nothing_tha
         await world.reconcile()
     assert world.condition("Ready") == ("Unknown", "InternalError")
     assert template(world) == before
+
+
+async def test_conditions_of_others_stay_and_stale_ones_of_ours_go(world: World) -> None:
+    theirs = {
+        "type": "Audited",
+        "status": "True",
+        "reason": "Fine",
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "observedGeneration": 1,
+    }
+    world.cluster.put(unfit().build(NAMESPACE))
+    await world.reconcile()
+    assert world.condition("Stalled") == ("True", "Refused")
+    world.cluster.edit(
+        Kind.POOL, NAMESPACE, "pool", lambda o: o["status"]["conditions"].append(theirs)
+    )
+    world.edit({"sequence": {"maxTokens": 608}})
+    await world.settle()
+    conditions = world.pool()["status"]["conditions"]
+    assert theirs in conditions
+    assert "Stalled" not in {condition["type"] for condition in conditions}
+    world.cluster.writes.clear()
+    await world.reconcile()
+    assert world.cluster.writes == []

@@ -90,6 +90,7 @@ class World:
                     Finding(Status(c["status"]), Reason(c["reason"]), c["message"]),
                 )
                 for c in conditions
+                if c["type"] in set(ConditionType)
             )
         return outcome
 

@@ -152,7 +152,7 @@ class FakeApiServer:
         return web.json_response(await self._object(request.method, kind, namespace, rest, body))
 
     async def _object(
-        self, method: str, kind: Kind, namespace: str | None, rest: list[str], body: Json
+        self, method: str, kind: Kind, namespace: str | None, rest: list[str], body: Any
     ) -> Json:
         if method == "POST":
             return await self.cluster.create(body)
@@ -160,7 +160,17 @@ class FakeApiServer:
             return await self.cluster.replace(body)
         if method == "PATCH":
             if rest[1:] == ["status"]:
-                return await self.cluster.apply_status(body)
+                assert namespace is not None
+                version, status = (operation["value"] for operation in body)
+                metadata = {"namespace": namespace, "name": rest[0], "resourceVersion": version}
+                return await self.cluster.write_status(
+                    {
+                        "apiVersion": kind.api_version,
+                        "kind": kind.kind,
+                        "metadata": metadata,
+                        "status": status,
+                    }
+                )
             version = body["metadata"].get("resourceVersion")
             return await self.cluster.apply(body, resource_version=version)
         assert namespace is not None

@@ -77,8 +77,8 @@ class FakeCluster:
 
     def __post_init__(self) -> None:
         self._objects: dict[Key, Json] = {}
-        # What our field manager applied last, for the removal of fields; by key and subresource.
-        self._applied: dict[tuple[Key, str], Json] = {}
+        # What our field manager applied last, for the removal of fields.
+        self._applied: dict[Key, Json] = {}
         self._versions = itertools.count(1)
         self._uids = itertools.count(1)
         self._faults: list[_Fault] = []
@@ -120,8 +120,7 @@ class FakeCluster:
         gone = self._objects.pop(key)
         gone["metadata"]["resourceVersion"] = str(next(self._versions))
         self._tell("DELETED", gone)
-        for entry in [entry for entry in self._applied if entry[0] == key]:
-            del self._applied[entry]
+        self._applied.pop(key, None)
 
     def collect_garbage(self) -> list[Key]:
         """Delete what is owned only by objects that are gone, as the garbage collector would."""
@@ -163,7 +162,7 @@ class FakeCluster:
     ) -> None:
         """Let matching calls fail: the first ``skip`` pass, the next ``times`` fail.
 
-        Verbs: get, list, logs, and the writes apply, apply_status, create, replace, delete; without
+        Verbs: get, list, logs, and the writes apply, write_status, create, replace, delete; without
         a verb any write matches. ``landed``: the write happens and only its answer is lost.
         """
         error = ApiError(status, reason, message, retry_after_seconds=retry_after_seconds)
@@ -215,23 +214,20 @@ class FakeCluster:
             if old is None:
                 new = self._insert(key, copy.deepcopy(applied))
             else:
-                last = self._applied.get((key, ""), {})
+                last = self._applied.get(key, {})
                 new = self._update(key, _apply(old, last, applied))
-            self._applied[key, ""] = applied
+            self._applied[key] = applied
             return copy.deepcopy(new)
 
-    async def apply_status(self, obj: Json) -> Json:
-        with self._write("apply_status", obj):
+    async def write_status(self, obj: Json) -> Json:
+        with self._write("write_status", obj):
             key = self._key(obj)
             old = self._objects.get(key)
             if old is None:
                 raise _not_found(key)
             self._check(key, old, None, obj["metadata"]["resourceVersion"])
-            applied = {"status": copy.deepcopy(obj.get("status", {}))}
-            last = self._applied.get((key, "status"), {})
-            new = self._update(key, _apply(old, last, applied))
-            self._applied[key, "status"] = applied
-            return copy.deepcopy(new)
+            new = {**copy.deepcopy(old), "status": copy.deepcopy(obj["status"])}
+            return copy.deepcopy(self._update(key, new))
 
     async def create(self, obj: Json) -> Json:
         with self._write("create", obj):

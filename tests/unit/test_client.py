@@ -87,15 +87,18 @@ async def failing(call: Awaitable[Any]) -> ApiError:
     return raised.value
 
 
-async def test_status_is_applied_to_its_subresource_by_force_as_ballonet(
+async def test_status_is_replaced_in_the_version_that_was_read(
     api: Api, cluster: KubernetesCluster
 ) -> None:
-    await cluster.apply_status(a_pool(resourceVersion="7"))
+    await cluster.write_status(a_pool(resourceVersion="7"))
     method, path, query, body = api.requests[0]
     assert method == "PATCH"
     assert path == "/apis/ballonet.io/v1alpha1/namespaces/ns/inferencepools/p/status"
-    assert query == {"fieldManager": "ballonet", "force": "true"}
-    assert body["metadata"]["resourceVersion"] == "7"
+    assert query == {"fieldManager": "ballonet", "fieldValidation": "Strict"}
+    assert body == [
+        {"op": "add", "path": "/metadata/resourceVersion", "value": "7"},
+        {"op": "add", "path": "/status", "value": {}},
+    ]
 
 
 async def test_an_object_that_is_not_there_is_none_but_a_kind_that_is_not_served_is_an_error(
@@ -177,13 +180,16 @@ async def test_the_servers_wish_to_wait_is_told(api: Api, cluster: KubernetesClu
 async def test_an_older_crd_is_told_from_other_failures(
     api: Api, cluster: KubernetesCluster
 ) -> None:
-    words = "failed to create typed patch object (ns/p): .status.x: field not declared in schema"
-    api.handler = Api.answer({"kind": "Status", "message": words, "code": 500}, 500)
-    error = await failing(cluster.apply_status(a_pool(resourceVersion="7")))
+    words = 'patch: Invalid value: "{}": strict decoding error: unknown field "status.x"'
+    api.handler = Api.answer({"kind": "Status", "message": words, "code": 422}, 422)
+    error = await failing(cluster.write_status(a_pool(resourceVersion="7")))
     assert error.schema_mismatch
+    words = "failed to create typed patch object (ns/p): .spec.x: field not declared in schema"
+    api.handler = Api.answer({"kind": "Status", "message": words, "code": 500}, 500)
+    error = await failing(cluster.apply(a_pool()))
     assert error.unparsable
     api.handler = Api.answer({"kind": "Status", "message": "etcd is away", "code": 500}, 500)
-    error = await failing(cluster.apply_status(a_pool(resourceVersion="7")))
+    error = await failing(cluster.write_status(a_pool(resourceVersion="7")))
     assert not error.schema_mismatch
     assert not error.unparsable
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -22,6 +22,7 @@ PAGE_OBJECTS: Final = 500
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 MAX_LOG_BYTES: Final = 1024 * 1024
 _APPLY: Final = "application/apply-patch+yaml"
+_JSON_PATCH: Final = "application/json-patch+json"
 _JSON: Final = "application/json"
 
 
@@ -30,7 +31,7 @@ class _Call:
     method: str
     path: str
     query: Mapping[str, str] | None = None
-    body: Json | None = None
+    body: Json | Sequence[Json] | None = None
     content_type: str = _JSON
     limit_bytes: int = MAX_ANSWER_BYTES
 
@@ -105,11 +106,29 @@ class KubernetesCluster:
         """Create or update by server-side apply, forced, as field manager ``ballonet``."""
         if resource_version is not None:
             obj = {**obj, "metadata": {**obj["metadata"], "resourceVersion": resource_version}}
-        return await self._apply(obj, "")
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        try:
+            return await self._json("PATCH", _path_of(obj), query, obj, content_type=_APPLY)
+        except ApiError as error:
+            # What the server says when the name belongs to an object of another uid.
+            if error.invalid and "metadata.uid" in error.fields:
+                raise ApiError(409, "Conflict", error.message) from error
+            raise
 
-    async def apply_status(self, obj: Json) -> Json:
-        """Apply ``status`` alone; a conflict unless the object is in metadata.resourceVersion."""
-        return await self._apply(obj, "/status")
+    async def write_status(self, obj: Json) -> Json:
+        """Replace ``status``; a conflict unless the object is in metadata.resourceVersion."""
+        patch = [
+            {
+                "op": "add",
+                "path": "/metadata/resourceVersion",
+                "value": obj["metadata"]["resourceVersion"],
+            },
+            {"op": "add", "path": "/status", "value": obj["status"]},
+        ]
+        # Strict, so that a field that the served CRD lacks is an error and not silently dropped.
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        path = f"{_path_of(obj)}/status"
+        return await self._json("PATCH", path, query, patch, content_type=_JSON_PATCH)
 
     async def create(self, obj: Json) -> Json:
         """Create an object; a conflict (``already_exists``) when the name is in use."""
@@ -158,23 +177,12 @@ class KubernetesCluster:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    async def _apply(self, obj: Json, subresource: str) -> Json:
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        path = _path_of(obj) + subresource
-        try:
-            return await self._json("PATCH", path, query, obj, content_type=_APPLY)
-        except ApiError as error:
-            # What the server says when the name belongs to an object of another uid.
-            if error.invalid and "metadata.uid" in error.fields:
-                raise ApiError(409, "Conflict", error.message) from error
-            raise
-
     async def _json(
         self,
         method: str,
         path: str,
         query: Mapping[str, str] | None = None,
-        body: Json | None = None,
+        body: Json | Sequence[Json] | None = None,
         *,
         content_type: str = _JSON,
     ) -> Json:

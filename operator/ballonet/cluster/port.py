@@ -14,9 +14,9 @@ from ballonet.api import v1alpha1
 
 FIELD_MANAGER: Final = "ballonet"
 # What the API server answers, with status 500, to a server-side apply of an object that does not
-# follow the served schema, and in particular of a field that the schema does not declare.
+# follow the served schema, and, with 422, to a strict patch with a field that it does not declare.
 _NOT_OF_SCHEMA: Final = "failed to create typed patch object"
-_UNDECLARED_FIELD: Final = "field not declared in schema"
+_UNDECLARED_FIELD: Final = "strict decoding error: unknown field"
 
 Json = dict[str, Any]
 
@@ -155,11 +155,10 @@ class Cluster(Protocol):
         one that is gone is made anew unless the uid is given too.
         """
 
-    async def apply_status(self, obj: Json) -> Json:
-        """Apply ``status`` alone; a conflict unless the object is in metadata.resourceVersion.
+    async def write_status(self, obj: Json) -> Json:
+        """Replace ``status`` alone; a conflict unless the object is in metadata.resourceVersion.
 
-        The server ignores metadata.uid here: the version alone keeps the status off a successor of
-        the same name and off a newer spec.
+        The version keeps the status off a successor of the same name and off a newer spec.
         """
 
     async def create(self, obj: Json) -> Json:

@@ -373,7 +373,7 @@ class Reconciler:
         status = pool_status.build(pool, decision, live, self._installation, self._now())
         if not pool_status.differs(pool, status):
             return status
-        await self._cluster.apply_status(pool_status.apply_body(pool, status))
+        await self._cluster.write_status(pool_status.written(pool, status))
         for condition in pool_status.transitions(pool, status):
             await self._events.record(
                 pool,

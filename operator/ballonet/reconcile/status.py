@@ -71,18 +71,22 @@ def differs(pool: Json, status: Json) -> bool:
     return _without_empty(before) != _without_empty(after)
 
 
-def apply_body(pool: Json, status: Json) -> Json:
-    """Return what is applied to the status subresource.
+def written(pool: Json, status: Json) -> Json:
+    """Return the pool with the status that is to stand there: conditions of others are kept.
 
-    The resource version keeps it from a successor of the same name: the API server does not look
-    at the uid there.
+    The resource version makes sure that these are all there are.
     """
+    theirs = [
+        condition
+        for condition in pool.get("status", {}).get("conditions", ())
+        if condition.get("type") not in _OWN_TYPES
+    ]
     metadata = pool["metadata"]
     return {
         "apiVersion": pool["apiVersion"],
         "kind": pool["kind"],
         "metadata": {key: metadata[key] for key in ("name", "namespace", "resourceVersion")},
-        "status": status,
+        "status": {**status, "conditions": [*status["conditions"], *theirs]},
     }
 
 
