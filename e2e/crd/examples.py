@@ -52,7 +52,7 @@ _STRETCHED: Final[dict[str, Callable[[int], str]]] = {
     "version": lambda n: ("1.2.3-" + "a" * n)[:n] if n > 6 else "1.2.3",
     "resourceName": lambda n: "a/" + "b" * max(1, n - 2),
 }
-_BAD_TEXTS: Final = ("-a", "a b", "ä", "A_", "/a", "..", "a,b", " ")
+_BAD_TEXTS: Final = ("-a", "a b", "ä", "A_", "/a", "..", "a,b", " ", "--port=9000", "$(A)", "a$(A)")
 _UNICODE: Final = "größe-模型-🎈"
 
 
@@ -170,7 +170,7 @@ def _string_examples(name: str, node: Json) -> Iterator[tuple[str, Any, str | No
     pattern = node.get("pattern")
     if pattern is None or re.search(pattern, _UNICODE):
         yield "unicode accepted", _UNICODE, None
-        yield "longest unicode accepted", "🎈" * high, None
+        yield "longest unicode accepted", "a" + "🎈" * (high - 1), None
     for bad in _BAD_TEXTS if pattern is not None else ():
         if not re.search(pattern, bad):
             yield f"{bad!r} refused", bad, "should match"

@@ -189,3 +189,73 @@ def test_what_may_be_a_secret_is_not_repeated(engine: object):
     (told,) = problems(engine=engine)
     assert told.startswith("spec.engine")
     assert "hush" not in told
+
+
+# --- what lands in the engine's arguments --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"servedNames": ["tiny", "--watermark=0.5"]}},
+        {"model": {"servedNames": ["-h"]}},
+        {"model": {"servedNames": ["$(X)"]}},
+        {"model": {"servedNames": ["a$(X)"]}},
+        {"model": {"servedNames": ["a\x00b"]}},
+        {"model": {"servedNames": ["a\nb"]}},
+        {"model": {"name": "--headless"}},
+        {"model": {"name": "a$(X)"}},
+        {"model": {"revision": "--headless"}},
+        {"model": {"revision": "a$(X)"}},
+        {"model": {"claim": {"name": "c", "path": "-x"}}},
+        {"model": {"claim": {"name": "c", "path": "a/$(X)"}}},
+        {"model": {"claim": {"name": "c", "path": "../a"}}},
+        {"engine": {"image": "--privileged"}},
+        {"engine": {"image": "a$(X)"}},
+    ],
+)
+def test_no_text_of_the_model_can_become_a_flag(changes: dict):
+    (problem,) = problems(**changes)
+    assert "should match pattern" in problem
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["a", "localhost:5000/a/b:1.2-c", "[::1]:5000/a", "r.example/a_b@sha256:0123", "A1/x__y:V_1"],
+)
+def test_images_of_all_shapes_are_read(image: str):
+    spec = apply_merge_patch(DEMO, {"engine": {"image": image}})
+    assert parse_spec({"metadata": {"name": "demo"}, "spec": spec}).engine.image == image
+
+
+def nested(levels: int) -> dict:
+    template: dict = {}
+    for _ in range(levels - 1):
+        template = {"a": template}
+    return template
+
+
+def test_a_pod_template_has_bounded_depth():
+    spec = {**DEMO, "engine": {**DEMO["engine"], "podTemplate": nested(100)}}
+    parse_spec({"metadata": {"name": "demo"}, "spec": spec})
+    for levels in (101, 970):
+        spec["engine"]["podTemplate"] = {"a": [nested(levels - 2)]}
+        with pytest.raises(InvalidPoolError) as caught:
+            parse_spec({"metadata": {"name": "demo"}, "spec": spec})
+        assert caught.value.problems == (
+            "spec.engine.podTemplate: is nested deeper than 100 levels; no pod template is",
+        )
+
+
+@pytest.mark.parametrize("namespace", [["a"], {"a": 1}, 5, True, "a\nb", "A", "", "a" * 64, "a."])
+def test_a_namespace_is_a_name(namespace: object):
+    with pytest.raises(InvalidPoolError) as caught:
+        parse_spec({"metadata": {"name": "demo", "namespace": namespace}, "spec": DEMO})
+    (problem,) = caught.value.problems
+    assert problem.startswith("metadata.namespace: ")
+
+
+@pytest.mark.parametrize("name", [["a"], {"a": 1}, 5, None])
+def test_a_name_is_text(name: object):
+    with pytest.raises(InvalidPoolError, match=r"^metadata\.name: .* must be text$"):
+        parse_spec({"metadata": {"name": name}, "spec": DEMO})

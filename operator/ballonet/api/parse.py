@@ -33,7 +33,7 @@ def parse_spec(pool: Mapping[str, Any]) -> InferencePoolSpec:
         InvalidPoolError: a bound or a rule does not hold; each problem gives the path of the wrong
             element, its value (but where it may be secret) and what to do.
     """
-    problems = [text for _, text in NAME_RULE.problems(_name(pool))]
+    problems = list(_metadata_problems(pool.get("metadata")))
     try:
         spec = InferencePoolSpec.model_validate(pool.get("spec", {}))
     except ValidationError as error:
@@ -102,9 +102,26 @@ def _shown(steps: tuple[int | str, ...], value: object) -> str:
     return "the value" if hidden else quoted(value)
 
 
-def _name(pool: Mapping[str, Any]) -> str:
-    metadata = pool.get("metadata")
-    return str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
+def _metadata_problems(metadata: object) -> Iterator[str]:
+    """Yield what is wrong with name and namespace; without a namespace it is the client's own."""
+    known = metadata if isinstance(metadata, Mapping) else {}
+    name, namespace = known.get("name", ""), known.get("namespace")
+    if isinstance(name, str):
+        yield from (text for _, text in NAME_RULE.problems(name))
+    else:
+        yield f"metadata.name: {_shown((), name)} must be text"
+    if namespace is None:
+        return
+    if not isinstance(namespace, str):
+        yield f"metadata.namespace: {_shown((), namespace)} must be text"
+    elif not _NAMESPACE.fullmatch(namespace):
+        yield (
+            f"metadata.namespace: {quoted(namespace)} is not the name of a namespace: use a-z, 0-9 "
+            "and -, at most 63 characters"
+        )
+
+
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def _unknown(schema: Schema, value: object, path: tuple[int | str, ...]) -> Iterator[str]:

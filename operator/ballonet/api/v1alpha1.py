@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -44,6 +45,8 @@ MAX_COUNT: Final = 10_000
 # All topologies together: it keeps every sum of slots and blocks inside its integer in status.
 MAX_SEQUENCES: Final = 1_000_000
 MAX_NAME_CHARACTERS: Final = 63
+# What is written out again (the record of what was applied) has to be walked.
+MAX_TEMPLATE_LEVELS: Final = 100
 
 NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 # A DNS-1123 subdomain: the names of ConfigMaps and PersistentVolumeClaims.
@@ -51,6 +54,9 @@ OBJECT_NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-
 LABEL_KEY_PATTERN: Final = (
     r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 )
+# An argument of its own after --served-model-name: no flag, no reference, nothing that would split.
+SERVED_NAME_PATTERN: Final = r"^[A-Za-z0-9][^\x00-\x20\x7f,$]*$"
+IMAGE_PATTERN: Final = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9])[-A-Za-z0-9._:/@+]*$"
 LABEL_VALUE_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 
 
@@ -315,11 +321,12 @@ class ModelSpec(Model):
     weights: Weights | None = Field(
         None, description="Size of the weights; it goes before the catalog."
     )
-    served_names: list[Annotated[str, text(253, r"^[^\s,]+$")]] = Field(
+    served_names: list[Annotated[str, text(253, SERVED_NAME_PATTERN)]] = Field(
         default_factory=list,
         max_length=16,
         json_schema_extra=SET,
-        description="Names by which clients ask for the model; empty means name.",
+        description="Names by which clients ask for the model; empty means name. They begin with a "
+        "letter or digit and hold no blank, comma or $.",
     )
     revision: Annotated[str, text(128, r"^[A-Za-z0-9][-A-Za-z0-9._/]*$")] | None = Field(
         None, description="Hub revision to load."
@@ -338,6 +345,21 @@ class EnvVar(Model):
     value: Annotated[str, text(4096, low=0)] = Field("", description="Value of the variable.")
 
 
+def _not_too_deep(template: dict[str, Any]) -> dict[str, Any]:
+    layer: list[Any] = [template]
+    for _ in range(MAX_TEMPLATE_LEVELS):
+        layer = [item for value in layer for item in _items(value)]
+        if not layer:
+            return template
+    raise ValueError(f"is nested deeper than {MAX_TEMPLATE_LEVELS} levels; no pod template is")
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
 class EngineSpec(Model):
     """The inference engine that runs in the pods."""
 
@@ -346,7 +368,7 @@ class EngineSpec(Model):
         str,
         text(32, r"^[0-9]+\.[0-9]+\.[0-9]+([.+-]?[0-9A-Za-z.]+)?$"),
     ] = Field(description="Version of the engine in the image, for example 0.32.0.")
-    image: Annotated[str, text(512, r"^[^\s]+$")] | None = Field(
+    image: Annotated[str, text(512, IMAGE_PATTERN)] | None = Field(
         None, description="Container image; absent means the engine's public image of that version."
     )
     args: list[Annotated[str, text(4096)]] = Field(
@@ -363,7 +385,7 @@ class EngineSpec(Model):
         json_schema_extra=list_map("name"),
         description="Further environment variables of the engine.",
     )
-    pod_template: dict[str, Any] | None = Field(
+    pod_template: Annotated[dict[str, Any], AfterValidator(_not_too_deep)] | None = Field(
         None,
         description="Partial pod template, merged into the rendered one by name of container, "
         "volume and variable; what Ballonet owns wins.",
