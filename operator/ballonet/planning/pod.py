@@ -119,7 +119,7 @@ def template_shape_problem(spec: InferencePoolSpec) -> str | None:
 
 def template_problems(spec: InferencePoolSpec) -> list[str]:
     """Return what spec.engine.podTemplate sets that is not the user's to set, a sentence each."""
-    problems = []
+    problems: list[str] = []
     for container in engine_containers(spec):
         problems += (
             f"{_TEMPLATE} sets {field} of container {CONTAINER}: use spec.engine.args"
