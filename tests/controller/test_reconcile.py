@@ -356,6 +356,10 @@ async def test_an_engine_that_reports_less_turns_the_topology_but_keeps_its_pods
     assert world.condition("TopologyFits") == ("False", "ExceedsBudget")
     assert world.condition("Ready") == ("True", "Serving")
     assert world.deployment() is not None
+    # 63 usable blocks, 56 promised, so 9 for each of the six sequences.
+    patches = {r["name"]: json.loads(r["patch"]) for r in world.pool()["status"]["remedies"]}
+    assert patches["LowerCeiling"] == {"spec": {"sequence": {"maxTokens": 288}}}
+    assert "MoreMemory" not in patches
 
 
 async def test_nothing_is_decided_on_old_numbers(world: World) -> None:
@@ -690,3 +694,14 @@ async def test_conditions_of_others_stay_and_stale_ones_of_ours_go(world: World)
     world.cluster.writes.clear()
     await world.reconcile()
     assert world.cluster.writes == []
+
+
+async def test_a_users_memory_limit_is_not_undercut_by_our_request(world: World) -> None:
+    container = {"name": "engine", "resources": {"limits": {"memory": "2Gi"}}}
+    pool = fitting().set("accelerator", {"type": "H100-80GB"})
+    world.cluster.put(pool.pod_template({"spec": {"containers": [container]}}).build(NAMESPACE))
+    await world.reconcile()
+    resources = engine(world)["resources"]
+    assert resources["limits"]["memory"] == "2Gi"
+    assert "memory" not in resources["requests"]
+    assert resources["limits"]["nvidia.com/gpu"] == "1"

@@ -223,7 +223,12 @@ def _defaults(spec: InferencePoolSpec, plan: Plan) -> Json:
     if spec.model.claim is not None:
         env["HF_HUB_OFFLINE"] = "1"
     requests: Json = {}
-    if plan.pod.memory_request_bytes is not None:
+    # A user who sets a limit means it as the request too, as Kubernetes does.
+    limited = any(
+        "memory" in (container.get("resources") or {}).get("limits", {})
+        for container in engine_containers(spec)
+    )
+    if plan.pod.memory_request_bytes is not None and not limited:
         requests["memory"] = str(plan.pod.memory_request_bytes)
     pod: Json = {
         "securityContext": {

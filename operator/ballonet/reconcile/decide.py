@@ -17,6 +17,7 @@ from ballonet.api.v1alpha1 import InferencePoolSpec, WhenUnfit
 from ballonet.cluster.port import Json
 from ballonet.planning.measured import Verification, verify
 from ballonet.planning.plan import Plan
+from ballonet.planning.remedies import Remedy
 from ballonet.planning.runtime_budget import runtime_budget
 from ballonet.reconcile import children
 from ballonet.reconcile.gather import Observed
@@ -46,6 +47,7 @@ class Decision:
     plan: Plan | None = None
     record: AppliedRecord | None = None
     verification: Verification | None = None
+    remedies: tuple[Remedy, ...] = ()
     applies: tuple[Json, ...] = ()
     deletes: tuple[Json, ...] = ()
     settle_seconds: float = 0.0
@@ -86,17 +88,18 @@ def decide(
         config_text = stored.config_text
     plan = planner(name, pool["spec"], config_text, True) if observed.spec is not None else None
     findings = _planned_findings(observed, plan)
+    remedies = plan.remedies if plan is not None else ()
     taken = _obstacle(observed)
     if taken is not None:
         findings[ConditionType.CONFIGURED] = taken
         findings.update(_no_pods("no pods run: " + taken.message))
-        return Decision(findings, plan, deletes=_left_overs(observed))
+        return Decision(findings, plan, remedies=remedies, deletes=_left_overs(observed))
     rollout = _rollout(observed, plan, stored, planner, settle_seconds)
     findings[ConditionType.CONFIGURED] = rollout.configured
     record = rollout.record
     if record is None:
         findings.update(_no_pods("no pods are started: " + rollout.configured.message))
-        return Decision(findings, plan)
+        return Decision(findings, plan, remedies=remedies)
     live = observed.deployment.live
     if live is None or observed.deployment.holder is not Holder.THIS_POOL:
         findings.update(_no_pods("pods are being started"))
@@ -117,11 +120,14 @@ def decide(
             and record.same_spec(pool["spec"])
         ):
             findings[ConditionType.TOPOLOGY_FITS] = verification.topology_fits
+            if verification.topology_fits.status is Status.FALSE:
+                remedies = _measured_remedies(observed, plan, verification, planner)
     return Decision(
         findings,
         plan,
         record,
         verification,
+        remedies,
         applies=_desired(observed, record, installation),
         settle_seconds=rollout.settle_seconds,
     )
@@ -405,3 +411,24 @@ def _verification(
         return None
     # What was really started with, should today's planner choose another limit.
     return verify(serving, reports, limit=record.budget["slots"])
+
+
+def _measured_remedies(
+    observed: Observed, plan: Plan | None, verification: Verification, planner: Planner
+) -> tuple[Remedy, ...]:
+    """Return what makes the topologies fit the blocks that the engine really has.
+
+    Found by planning with these blocks as given memory; to give memory is then no remedy.
+    """
+    if plan is None or plan.layout is None or verification.budget is None:
+        return ()
+    memory_bytes = verification.budget.blocks * plan.layout.bytes_per_block
+    raw = observed.pool["spec"]
+    budget = {**raw.get("budget", {}), "kvCacheMemoryPerRank": str(memory_bytes)}
+    name = observed.pool["metadata"]["name"]
+    measured = planner(name, {**raw, "budget": budget}, observed.config_text, True)
+    return tuple(
+        remedy
+        for remedy in (measured.remedies if measured is not None else ())
+        if "kvCacheMemoryPerRank" not in remedy.patch.get("spec", {}).get("budget", {})
+    )

@@ -22,7 +22,6 @@ from ballonet.api.status import (
     TopologyStatus,
 )
 from ballonet.cluster.port import Json
-from ballonet.planning.plan import Plan
 from ballonet.reconcile.children import selector
 from ballonet.reconcile.decide import Decision
 
@@ -48,7 +47,7 @@ def build(
         gpus_per_pod=plan.pod.gpus_per_pod if plan is not None and plan.pod is not None else None,
         budget=_budget(decision),
         topology=_topology(decision),
-        remedies=_remedies(decision, plan, generation),
+        remedies=_remedies(decision, generation),
         engine=EngineStatus(
             version=record.spec["engine"]["version"],
             max_concurrent=record.budget["slots"],
@@ -154,11 +153,11 @@ def _topology(decision: Decision) -> TopologyStatus | None:
     return decision.plan.topology if decision.plan is not None else None
 
 
-def _remedies(decision: Decision, plan: Plan | None, generation: int) -> list[RemedyStatus]:
-    if plan is None or decision.findings[ConditionType.TOPOLOGY_FITS].status is Status.TRUE:
+def _remedies(decision: Decision, generation: int) -> list[RemedyStatus]:
+    if decision.findings[ConditionType.TOPOLOGY_FITS].status is Status.TRUE:
         return []
     remedies = []
-    for remedy in plan.remedies:
+    for remedy in decision.remedies:
         patch = json.dumps(remedy.patch, separators=(",", ":"))
         # A patch that is cut short would be worse than none.
         if len(patch) <= MAX_PATCH_CHARACTERS:
