@@ -153,6 +153,15 @@ def test_a_declared_kv_cache_format_must_be_decided_by_the_user() -> None:
     assert element_bytes(geometry, KvCacheType.BF16) == 2
 
 
+@pytest.mark.parametrize("scaling", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+@pytest.mark.parametrize("value", [["x"], {"a": 1}, 4, True])
+def test_a_kind_of_position_scaling_is_a_word(scaling: str, key: str, value: Any) -> None:
+    with pytest.raises(InvalidModelConfig, match="must be a word") as caught:
+        parse_config(config(**{scaling: {key: value}}))
+    assert caught.value.field == f"{scaling}.{key}"
+
+
 def test_kv_heads_are_divided_then_replicated_over_tensor_ranks() -> None:
     geometry = parse_config(config(num_key_value_heads=4))
     size = {

@@ -378,7 +378,11 @@ def _longest(config: Mapping[str, Any]) -> int | None:
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if positions is None or not isinstance(scaling, dict):
         return positions
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    name = "rope_type" if scaling.get("rope_type") else "type"
+    kind = scaling.get(name) or "default"
+    if not isinstance(kind, str):
+        field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+        raise InvalidModelConfig(f"{field}.{name}", kind, "must be a word, as default or yarn")
     factor = scaling.get("factor", 1)
     if kind in _SCALED_ALREADY or any(isinstance(part, dict) for part in scaling.values()):
         return positions
