@@ -320,7 +320,7 @@ EFFECTS = [
         ("worker", "reader"),
     ),
     Effect(f"{ROLE}.count", (5, 6), Seen.need, ((6, 8), (7, 9))),
-    Effect(f"{ROLE}.maxTokens", (32, 64), Seen.need, ((6, 3), (6, 8))),
+    Effect(f"{ROLE}.maxTokens", (32, 64), Seen.need, ((6, 7), (6, 8))),
     Effect(f"{ROLE}.sharedPrefix", ("b", "system"), Seen.need, ((6, 12), (6, 8)), TWO_PREFIXES),
     Effect(
         "topologies[0].roles[0].holdsSlotWhileWaiting",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 from hypothesis import assume, given, settings
@@ -186,22 +187,93 @@ def test_fitting_means_that_every_required_sequence_has_a_slot_and_its_blocks(
         assert plan.available_slots < plan.required_slots
 
 
+def declared(pool: dict[str, Any]) -> list[tuple[int, int, str | None]]:
+    """Return the sequences of a pool: number of run (-1: none), blocks, credited prefix."""
+    credited = {p["name"] for p in pool["sharedPrefixes"] if p["credit"] == "Declared"}
+    found: list[tuple[int, int, str | None]] = [(-1, 32, None)] * pool["reservedSlots"]
+    run = 0
+    for topology in pool["topologies"]:
+        for _ in range(topology["concurrentRuns"]):
+            for role in topology["roles"]:
+                prefix = role.get("sharedPrefix")
+                one = (
+                    run,
+                    -(-role.get("maxTokens", CEILING) // 32),
+                    prefix if prefix in credited else None,
+                )
+                found += [one] * role["count"]
+            run += 1
+    return found
+
+
+def held(pool: dict[str, Any], running: list[tuple[int, int, str | None]]) -> int:
+    """Return the blocks that sequences hold together: a credited prefix is there once."""
+    tokens = {prefix["name"]: prefix["tokens"] for prefix in pool["sharedPrefixes"]}
+    used = {prefix for _, _, prefix in running if prefix is not None}
+    own = sum(
+        blocks - (0 if prefix is None else min(tokens[prefix] // 32, blocks - 1))
+        for _, blocks, prefix in running
+    )
+    return own + sum(tokens[prefix] // 32 for prefix in used)
+
+
+@given(pools(), st.randoms(use_true_random=False), st.booleans())
+@settings(max_examples=300)
+def test_whatever_arrives_up_to_the_limit_never_exceeds_the_budget(
+    pool: dict[str, Any], random: Random, largest_first: bool
+) -> None:
+    plan = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
+    assert plan.gates is not None and plan.budget_blocks is not None
+    # A lone sequence is let in also where none is promised.
+    assume(plan.available_slots)
+    whole = need_of(pool)
+    # A pool of which all runs fit trusts the promise of roles that let go.
+    trusts_phases = whole.blocks <= plan.budget_blocks.low
+    assume(not (trusts_phases and any(len(run.phases) > 1 for run in whole.runs)))
+    waiting = declared(pool)
+    random.shuffle(waiting)
+    if largest_first:
+        waiting.sort(key=lambda one: one[1])
+    running: list[tuple[int, int, str | None]] = []
+    while waiting:
+        while waiting and len(running) < plan.gates.max_concurrent:
+            running.append(waiting.pop())
+        assert held(pool, running) <= plan.budget_blocks.low
+        running.pop(random.randrange(len(running)))
+
+
+@given(pools())
+@settings(max_examples=200)
+def test_one_more_than_the_limit_may_exceed_the_budget(pool: dict[str, Any]) -> None:
+    for prefix in pool["sharedPrefixes"]:
+        prefix["credit"] = "None"
+    plan = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
+    assert plan.gates is not None and plan.budget_blocks is not None
+    limit = plan.gates.max_concurrent
+    sizes = sorted((blocks for _, blocks, _ in declared(pool)), reverse=True)
+    assume(limit < len(sizes) and need_of(pool).blocks > plan.budget_blocks.low)
+    assert sum(sizes[: limit + 1]) > plan.budget_blocks.low
+
+
 def brute_force_slots(need: EngineNeed, budget: int) -> int:
-    """Return what surely fits, by trying every number of runs and every even share."""
-    most = max((run.runs for run in need.runs), default=0)
-    parts = [need.at_most(n) for n in range(most + 1)]
-    parts += [need.shared_among(n) for n in range(1, most + 1)]
-    fitting = [part.slots for part in parts if part.blocks <= budget]
-    at_ceiling = budget // need.blocks_per_sequence
-    return max([at_ceiling, *fitting])
+    """Return of how many sequences any surely fit, one after the other."""
+    own = [need.blocks_per_sequence] * need.reserved_slots
+    for run in need.runs:
+        for role in run.roles:
+            own += [role.blocks - role.shared_blocks] * (run.runs * role.count)
+    own.sort(reverse=True)
+    found = budget // need.blocks_per_sequence
+    for slots in range(1, len(own) + 1):
+        if need.shared_blocks + sum(own[:slots]) <= budget:
+            found = max(found, slots)
+    return max(found, need.slots) if need.blocks <= budget else found
 
 
 @given(pools(), st.integers(0, 3000))
 def test_k_of_n_against_brute_force(pool: dict[str, Any], budget: int) -> None:
     need = need_of(pool)
-    assert max(budget // need.blocks_per_sequence, need.part_slots(budget)) == (
-        brute_force_slots(need, budget)
-    )
+    k = brute_force_slots(need, budget)
+    assert need.blocks_of_any(k) <= budget < need.blocks_of_any(k + 1)
 
 
 def brute_force_need(pool: dict[str, Any]) -> tuple[int, int]:
@@ -211,22 +283,30 @@ def brute_force_need(pool: dict[str, Any]) -> tuple[int, int]:
     credited = {
         p["name"]: p["tokens"] // 32 for p in pool["sharedPrefixes"] if p["credit"] == "Declared"
     }
-    used: set[str] = set()
+    used: dict[str, int] = {}
+
+    def blocks_of(role: dict[str, Any]) -> int:
+        blocks: int = -(-role.get("maxTokens", CEILING) // 32)
+        return blocks
+
     for topology in pool["topologies"]:
         holding = [r for r in topology["roles"] if r.get("holdsSlotWhileWaiting") != "Never"]
         phases = [holding, *([r] for r in topology["roles"] if r not in holding)]
-        used |= {r.get("sharedPrefix") for r in topology["roles"]} & set(credited)
+        for r in topology["roles"]:
+            if (name := r.get("sharedPrefix")) in credited:
+                shared = min(credited[name], blocks_of(r) - 1)
+                used[name] = max(used.get(name, 0), shared)
         runs = topology["concurrentRuns"]
         slots += runs * max(sum(r["count"] for r in phase) for phase in phases)
         blocks += runs * max(
             sum(
                 r["count"]
-                * (-(-r.get("maxTokens", CEILING) // 32) - credited.get(r.get("sharedPrefix"), 0))
+                * (blocks_of(r) - min(credited.get(r.get("sharedPrefix"), 0), blocks_of(r) - 1))
                 for r in phase
             )
             for phase in phases
         )
-    return slots, blocks + sum(credited[name] for name in used)
+    return slots, min(blocks + sum(used.values()), slots * 32)
 
 
 @given(pools())

@@ -140,6 +140,102 @@ def test_a_tiny_engine_is_never_told_to_run_nothing() -> None:
     assert plan.gates is not None and plan.gates.max_concurrent == 1
 
 
+L4: dict[str, Any] = {
+    **H100,
+    "model": {"name": "meta-llama/Llama-3.1-8B-Instruct"},
+    "accelerator": {"type": "L4-24GB"},
+    "parallelism": {"tensor": 1},
+}
+
+
+def test_a_ceiling_with_which_the_engine_may_not_start_is_not_said_to_fit() -> None:
+    plan = plan_pool("l4", spec(L4, topologies=[]))
+    assert plan.blocks is not None and plan.blocks.low <= 2048 < plan.blocks.high
+    assert plan.budget_computed.status is Status.TRUE
+    assert plan.topology_fits.status is Status.UNKNOWN
+    assert plan.topology_fits.reason is Reason.WITHIN_UNCERTAINTY
+    assert plan.available_slots == 0
+    held = plan.blocks.low - 1
+    assert (
+        "it may refuse to start, because one sequence of 32768 tokens takes 2048 blocks and only "
+        f"{held} can surely be held" in plan.topology_fits.message
+    )
+
+
+def test_roles_that_fit_do_not_make_a_ceiling_fit_that_may_not_start() -> None:
+    plan = plan_pool("l4", spec(L4, topologies=[topology(role("w", 3, maxTokens=1024))]))
+    assert plan.need_blocks is not None and plan.budget_blocks is not None
+    assert plan.need_blocks < plan.budget_blocks.low
+    assert plan.topology_fits.reason is Reason.WITHIN_UNCERTAINTY
+    assert "it may refuse to start" in plan.topology_fits.message
+    assert plan.available_slots == 0
+    assert plan.gates is not None and plan.gates.max_concurrent == 3
+
+
+def test_one_sequence_without_the_safety_starts_but_is_not_promised() -> None:
+    for pool in ({"topologies": []}, {"topologies": [], "reservedSlots": 1}):
+        plan = demo(budget=kv_memory(34), **pool)
+        assert plan.budget_computed.status is Status.TRUE
+        assert plan.topology_fits.reason is Reason.EXCEEDS_BUDGET
+        assert (plan.max_concurrent, plan.available_slots) == (0, 0)
+        assert plan.gates is not None and plan.gates.max_concurrent == 1
+        assert "0 fit and the engine runs 1 at once" in plan.topology_fits.message
+    assert demo(budget=kv_memory(37), topologies=[]).verdict is Verdict.FITS
+
+
+def test_a_step_of_too_few_tokens_is_unfit_and_not_wrong() -> None:
+    small = {
+        "sequence": {"maxTokens": 32, "maxBatchedTokens": 16},
+        "topologies": [topology(role("worker", 5), runs=8)],
+    }
+    verdicts = {n: demo(**small, replicas=n).verdict for n in (0, 1, 2, 4)}
+    assert verdicts == {
+        0: Verdict.DOES_NOT_FIT,
+        1: Verdict.DOES_NOT_FIT,
+        2: Verdict.DOES_NOT_FIT,
+        4: Verdict.FITS,
+    }
+    plan = demo(**small, replicas=2)
+    assert plan.spec_resolved.status is Status.TRUE
+    assert plan.topology_fits.reason is Reason.EXCEEDS_BUDGET
+    assert (
+        "20 would fit, but the engine runs 16 at once because of spec.sequence.maxBatchedTokens "
+        "16: give at least 24 to run 20" in plan.topology_fits.message
+    )
+    assert "MoreReplicas" in [remedy.name for remedy in plan.remedies]
+
+
+def test_a_step_of_too_few_tokens_is_unfit_also_where_no_budget_is_known() -> None:
+    plan = demo(
+        model={"config": {"inline": HYBRID}},
+        sequence={"maxBatchedTokens": 4},
+    )
+    assert plan.spec_resolved.status is Status.TRUE
+    assert plan.topology_fits.reason is Reason.EXCEEDS_BUDGET
+    assert "give at least 8 to run 6" in plan.topology_fits.message
+    assert plan.gates is not None and plan.gates.max_concurrent == 4
+
+
+def test_any_of_all_runs_may_meet_on_an_engine_however_many_replicas_there_are() -> None:
+    roles = [role("planner"), role("worker", 5, maxTokens=256)]
+    two = [topology(*roles, runs=4)]
+    # Four planners of 32 blocks take more than 114, so any 3 sequences fit.
+    for replicas in (1, 4):
+        plan = demo(topologies=two, replicas=replicas)
+        assert plan.gates is not None and plan.gates.max_concurrent == plan.available_slots == 3
+        assert plan.verdict is Verdict.DOES_NOT_FIT
+    message = demo(topologies=two, replicas=4).topology_fits.message
+    assert "6 would fit, but an engine runs 3 at once" in message
+
+
+def test_a_pool_whose_sequences_fit_at_their_own_ceilings_does_not_deadlock() -> None:
+    roles = [role("planner", maxTokens=1024), role("worker", 9, maxTokens=1024)]
+    plan = demo(sequence={"maxTokens": 4096}, budget=kv_memory(256), topologies=[topology(*roles)])
+    assert plan.topology_fits.reason is Reason.EXCEEDS_BUDGET
+    assert plan.gates is not None and plan.gates.max_concurrent == 7
+    assert "; 7 fit; the limit of 7 trusts the ceilings" in plan.topology_fits.message
+
+
 def test_a_ceiling_that_no_sequence_can_reach_is_no_budget() -> None:
     plan = demo(budget=kv_memory(32))
     assert plan.budget_computed.reason is Reason.CEILING_DOES_NOT_FIT
@@ -191,11 +287,6 @@ def test_given_memory_beyond_the_device_is_refused() -> None:
             {"sequence": {"kvCacheType": "FP8"}},
             Reason.UNSUPPORTED_BY_ENGINE,
             "spec.sequence.kvCacheType",
-        ),
-        (
-            {"sequence": {"maxBatchedTokens": 4}},
-            Reason.UNSUPPORTED_BY_ENGINE,
-            "give at least 8",
         ),
         (
             {"engine": {"version": "0.28.0"}, "admission": {"queue": "Bounded"}},

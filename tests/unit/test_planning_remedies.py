@@ -144,8 +144,37 @@ def test_replicas_help_only_where_runs_can_be_shared() -> None:
 
 def test_an_engine_that_would_not_start_has_remedies_too() -> None:
     plan = planned(budget=kv_memory(20), topologies=[])
-    # 19 blocks of 32 tokens can be held.
-    assert remedy(plan, "LowerCeiling").patch == {"spec": {"sequence": {"maxTokens": 608}}}
+    # 19 blocks of 32 tokens can be held, and 17 are promised.
+    assert remedy(plan, "LowerCeiling").patch == {"spec": {"sequence": {"maxTokens": 544}}}
+
+
+def test_a_lowered_ceiling_surely_starts() -> None:
+    changes = {
+        "model": {"name": "meta-llama/Llama-3.1-8B-Instruct"},
+        "accelerator": {"type": "L4-24GB"},
+        "parallelism": {"tensor": 1},
+        "sequence": {"maxTokens": 131_072},
+    }
+    for topologies in ([], [topology(role("w", 3, maxTokens=1024))]):
+        plan = planned(H100, **changes, topologies=topologies)
+        assert plan.verdict is not Verdict.FITS
+        patch = remedy(plan, "LowerCeiling").patch
+        lower = plan_pool("p", patched_spec(plan.spec, patch))
+        assert lower.blocks is not None and lower.need is not None
+        assert lower.need.blocks_per_sequence <= lower.blocks.low - 1
+
+
+def test_what_is_said_of_a_remedy_where_nothing_is_declared() -> None:
+    found = remedy(planned(budget=kv_memory(34), topologies=[]), "LowerCeiling")
+    assert found.description.endswith("1 sequences at the ceiling then fit at once.")
+
+
+def test_no_more_memory_is_offered_on_cpu_than_a_node_has() -> None:
+    block = {"budget": {"safetyPercent": 100}, "sequence": {"maxTokens": 1_048_576}}
+    # A sequence takes 2 GiB: 4 TiB hold 2,047 of them beside the null block.
+    roomy = planned(**block, topologies=[topology(role("w", 2047))])
+    assert remedy(roomy, "MoreMemory").patch["spec"]["budget"]["kvCacheMemoryPerRank"] == "4095Gi"
+    assert "MoreMemory" not in names(planned(**block, topologies=[topology(role("w", 2048))]))
 
 
 def test_nothing_is_offered_where_nothing_is_known() -> None:

@@ -7,7 +7,7 @@ import pytest
 from ballonet.api.conditions import Reason
 from ballonet.api.status import Verdict
 from ballonet.kv.units import Interval
-from ballonet.planning.topology import BlockSizes, EngineNeed, judge, pool_need, sure_slots
+from ballonet.planning.topology import BlockSizes, EngineNeed, judge, pool_need
 from tests.pools import role, spec, topology
 
 SIZES = BlockSizes(lambda tokens: -(-tokens // 32), lambda tokens: tokens // 32)
@@ -63,7 +63,7 @@ def test_a_prefix_without_credit_changes_nothing() -> None:
     assert need(sharers, sharedPrefixes=[{"name": "p", "tokens": 160}]).blocks == 192
 
 
-@pytest.mark.parametrize(("tokens", "whole"), [(160, 5), (191, 5), (31, 0), (1024, 32)])
+@pytest.mark.parametrize(("tokens", "whole"), [(160, 5), (191, 5), (31, 0), (1024, 31)])
 def test_a_credited_prefix_counts_its_whole_blocks_once(tokens: int, whole: int) -> None:
     sharers = topology(role("planner", sharedPrefix="p"), role("worker", 5, sharedPrefix="p"))
     prefix = {"name": "p", "tokens": tokens, "credit": "Declared"}
@@ -91,29 +91,66 @@ def test_engines_share_runs_rounded_up_and_never_slots() -> None:
     assert whole.shared_among(5).slots == whole.shared_among(9).slots == 1 + 6
 
 
+def test_every_sequence_has_a_block_beside_a_prefix_as_long_as_its_ceiling() -> None:
+    prefix = {"name": "p", "tokens": 1024, "credit": "Declared"}
+    sharers = topology(role("worker", 50, sharedPrefix="p"))
+    assert need(sharers, sharedPrefixes=[prefix]).blocks == 31 + 50
+
+
+def test_credit_never_asks_for_more_than_all_slots_at_the_ceiling() -> None:
+    # The prefix counts beside the fullest phase, which does not use it: 32 + 4 blocks of one slot.
+    planner = role("planner", holdsSlotWhileWaiting="Never")
+    reader = role("reader", maxTokens=160, sharedPrefix="p")
+    prefix = {"name": "p", "tokens": 160, "credit": "Declared"}
+    found = need(topology(planner, reader), sharedPrefixes=[prefix])
+    assert (found.slots, found.blocks) == (1, 32)
+
+
+def any_of(need: EngineNeed, budget: int) -> int:
+    """Return the most sequences of which a budget holds any."""
+    return next(slots for slots in range(1000) if need.blocks_of_any(slots + 1) > budget)
+
+
 @pytest.mark.parametrize(
     ("budget", "slots"),
-    [(95, 2), (96, 3), (191, 5), (192, 6), (10_000, 312)],
+    [(31, 0), (95, 2), (96, 3), (191, 5), (192, 6), (6400, 200)],
 )
-def test_sure_slots_at_the_ceiling(budget: int, slots: int) -> None:
-    assert sure_slots(need(topology(role("planner"), role("worker", 5))), budget) == slots
+def test_any_sequences_at_the_ceiling(budget: int, slots: int) -> None:
+    assert any_of(need(topology(role("planner"), role("worker", 5))), budget) == slots
 
 
-def test_sure_slots_by_whole_runs_of_small_roles() -> None:
+def test_the_most_expensive_of_all_runs_may_be_the_first_to_come() -> None:
+    # Four planners of 32 blocks, then workers of 2.
     runs = need(topology(role("planner"), role("worker", 5, maxTokens=64), runs=4))
-    one_run = 32 + 5 * 2
-    assert sure_slots(runs, 2 * one_run) == 12
-    assert sure_slots(runs, 2 * one_run - 1) == 6
-    assert sure_slots(runs, one_run - 1) == 1
+    assert [any_of(runs, budget) for budget in (64, 127, 128, 130, 167)] == [2, 3, 4, 5, 23]
+    assert any_of(runs, 4 * (32 + 5 * 2)) == 24
 
 
-def test_sure_slots_by_an_even_share_of_uneven_topologies() -> None:
-    both = need(
-        topology(role("a", maxTokens=64), runs=10),
-        topology(role("b", maxTokens=64), name="other", runs=2),
+def test_planners_of_two_runs_leave_no_slot_for_the_sixth() -> None:
+    found = need(
+        topology(role("planner", 4, maxTokens=128), role("critic", 2, maxTokens=32), runs=2),
+        sequence={"maxTokens": 128},
     )
-    # Half of the runs is 5 + 1 sequences of two blocks; the same number of both is 4 + 2.
-    assert sure_slots(both, 12) == 6
+    # Eight planners of 4 blocks: of 21 blocks any 5 sequences fit, not any 6.
+    assert any_of(found, 21) == 5
+
+
+def test_declared_ceilings_count_where_the_pools_is_higher() -> None:
+    roles = [role("planner", maxTokens=1024), role("worker", 9, maxTokens=1024)]
+    assert any_of(need(topology(*roles), sequence={"maxTokens": 4096}), 229) == 7
+
+
+def test_reserved_slots_are_the_most_expensive_sequences() -> None:
+    found = need(topology(role("worker", 8, maxTokens=64)), reservedSlots=2)
+    assert [any_of(found, budget) for budget in (63, 64, 69, 79)] == [1, 2, 4, 9]
+
+
+def test_a_credited_prefix_counts_once_for_any_sequences() -> None:
+    prefix = {"name": "p", "tokens": 640, "credit": "Declared"}
+    sharers = topology(role("worker", 8, sharedPrefix="p"))
+    # 20 blocks once and 12 of each; three at the ceiling take less than that.
+    found = need(sharers, sharedPrefixes=[prefix])
+    assert [any_of(found, budget) for budget in (55, 56, 104, 115, 116)] == [2, 3, 7, 7, 8]
 
 
 def test_fits_only_by_the_low_end_and_fails_only_by_the_high_end() -> None:
@@ -160,7 +197,19 @@ def test_deadlock_is_told_from_queueing(
     assert judge(found, Interval(1, 1), limit).reason is reason
 
 
-def test_no_topology_is_nothing_to_fit_but_reserved_slots_are() -> None:
-    assert judge(need(), Interval(1, 1), 1).reason is Reason.NO_TOPOLOGY
+def test_where_nothing_is_declared_one_sequence_at_the_ceiling_must_fit() -> None:
+    assert judge(need(), Interval(32, 32), 1).reason is Reason.NO_TOPOLOGY
+    assert judge(need(), Interval(31, 32), 1).reason is Reason.WITHIN_UNCERTAINTY
+    assert judge(need(), Interval(31, 31), 1).reason is Reason.EXCEEDS_BUDGET
+    assert judge(need(), Interval(31, 31), 1).verdict is Verdict.DOES_NOT_FIT
+
+
+def test_blocks_that_the_limit_does_not_let_in_are_of_no_use() -> None:
+    found = need(topology(role("worker", 6)))
+    assert judge(found, Interval(100, 300), 5).verdict is Verdict.DOES_NOT_FIT
+    assert judge(found, Interval(300, 300), 5).verdict is Verdict.DOES_NOT_FIT
+
+
+def test_reserved_slots_are_something_to_fit() -> None:
     assert judge(need(reservedSlots=2), Interval(63, 63), 1).verdict is Verdict.DOES_NOT_FIT
     assert judge(need(reservedSlots=2), Interval(64, 64), 2).reason is Reason.FITS

@@ -17,9 +17,10 @@ from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan, given_memory, rank_memory
 from ballonet.kv.units import Interval, format_bytes, largest
 from ballonet.planning import explain
-from ballonet.planning.budget import budget_interval, max_concurrent, usable_blocks
+from ballonet.planning.batch import max_batched_tokens, takes
+from ballonet.planning.budget import budget_interval, usable_blocks
 from ballonet.planning.resolve import Resolved
-from ballonet.planning.topology import NO_SIZES, EngineNeed, pool_need, sure_slots
+from ballonet.planning.topology import NO_SIZES, EngineNeed, pool_need
 
 # vLLM's own largest default (engine/arg_utils.py, devices of 70 GiB and more): beyond it nothing
 # is known about buffers and graphs, so no plan goes there unless the topologies need it.
@@ -29,19 +30,6 @@ UNPLANNED_SLOTS = 256
 # Beyond this share no device is told to give memory to the engine: its driver and other contexts
 # take some at start, and the engine refuses to start when less is free than it asks for.
 LARGEST_MEMORY_PERCENT = 98
-
-
-def max_batched_tokens(spec: InferencePoolSpec, device: str, slots: int) -> int:
-    """Return the tokens of one engine step; the engine refuses fewer than its sequences."""
-    if spec.sequence.max_batched_tokens is not None:
-        return spec.sequence.max_batched_tokens
-    return max(vllm.default_batched_tokens(device), vllm.max_num_seqs(slots, spec.engine.version))
-
-
-def takes(spec: InferencePoolSpec, slots: int) -> bool:
-    """Return whether the engine accepts this many sequences beside the tokens of a step."""
-    given = spec.sequence.max_batched_tokens
-    return given is None or vllm.max_num_seqs(slots, spec.engine.version) <= given
 
 
 def unplanned_slots(spec: InferencePoolSpec) -> int:
@@ -63,11 +51,6 @@ class Capacity:
     spec: InferencePoolSpec
     resolved: Resolved
     layout: CacheLayout
-
-    @property
-    def fixed(self) -> bool:
-        """Whether the memory is the same however many sequences run."""
-        return given_bytes(self.spec) is not None
 
     def memory(self, slots: int) -> MemoryPlan:
         """Return where the memory of a rank goes when the engine runs this many sequences."""
@@ -123,34 +106,42 @@ def slot_limits(capacity: Capacity, need: EngineNeed) -> SlotLimits:
     """Return the limit of an engine that may have to take all runs of the pool.
 
     It never looks at replicas, so that scaling does not change what is written into pods. The
-    limit is what surely fits; where all runs may fit by the high end, it is their required slots;
-    where not even one run surely fits but one may, it is what may fit.
+    limit is what surely fits, whichever sequences arrive; where all runs may fit by the high end,
+    it is their required slots; where not even one run surely fits, it is what may fit.
     """
     top = max(MAX_SLOTS, need.slots)
 
-    def most(held: Callable[[Interval], int]) -> int:
-        """Return the largest s whose memory, given s sequences, still holds s of them."""
-        if capacity.fixed:
-            held_by_all = min(top, held(capacity.budget(1)))
-            return largest(1, held_by_all, lambda slots: takes(capacity.spec, slots)) or 0
+    def most(end: Callable[[Interval], int]) -> int:
+        """Return the largest s whose memory, given s sequences, still holds any s of them."""
 
         def holds(slots: int) -> bool:
-            return takes(capacity.spec, slots) and held(capacity.budget(slots)) >= slots
+            held = need.blocks_of_any(slots) <= end(capacity.budget(slots))
+            return held and takes(capacity.spec, slots)
 
         return largest(1, top, holds) or 0
 
-    sure = most(lambda budget: sure_slots(need, budget.low))
+    sure = most(lambda budget: budget.low)
     if sure >= need.slots:
         return SlotLimits(max(1, sure), sure)
-    likely = most(
-        lambda budget: max(
-            max_concurrent(budget.low, need.blocks_per_sequence), need.part_slots(budget.high)
-        )
-    )
+    likely = most(lambda budget: budget.high)
     if likely >= need.slots:
         return SlotLimits(need.slots, sure)
     one_run_is_sure = need.at_most(1).blocks <= capacity.budget(max(1, sure)).low
     return SlotLimits(max(1, sure if one_run_is_sure else likely), sure)
+
+
+def surely_starts(capacity: Capacity, slots: int) -> bool:
+    """Return whether an engine that runs this many sequences surely starts.
+
+    vLLM ends at its start unless its blocks hold one sequence at the ceiling.
+    """
+    blocks = capacity.blocks(slots)
+    per_sequence = capacity.layout.blocks(capacity.spec.sequence.max_tokens)
+    return (
+        blocks is not None
+        and per_sequence <= usable_blocks(blocks.low)
+        and would_not_start(capacity, slots) is None
+    )
 
 
 def would_not_start(capacity: Capacity, slots: int) -> Finding | None:
@@ -164,13 +155,18 @@ def would_not_start(capacity: Capacity, slots: int) -> Finding | None:
     if blocks.high == 0 or (room is not None and memory.kv_cache_bytes.low > room):
         text = _no_room_text(memory, room)
         return Finding(Status.FALSE, Reason.MODEL_DOES_NOT_FIT, explain.bounded(text))
-    if usable_blocks(blocks.high) < per_sequence:
+    usable = Interval(usable_blocks(blocks.low), usable_blocks(blocks.high))
+    if usable.high < per_sequence:
+        lower = (
+            f"lower spec.sequence.maxTokens to at most {usable.low * layout.block_tokens}, or "
+            if usable.low
+            else ""
+        )
         return Finding(
             Status.FALSE,
             Reason.CEILING_DOES_NOT_FIT,
             f"One sequence of {ceiling} tokens takes {per_sequence} blocks and only "
-            f"{usable_blocks(blocks.high)} can be held: lower spec.sequence.maxTokens to at most "
-            f"{usable_blocks(blocks.high) * layout.block_tokens}, or give more KV memory.",
+            f"{explain.span(usable)} can be held: {lower}give more KV memory.",
         )
     return None
 

@@ -11,7 +11,8 @@ from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan
 from ballonet.kv.units import Interval, format_bytes
-from ballonet.planning.budget import max_concurrent
+from ballonet.planning.batch import least_batched_tokens, takes
+from ballonet.planning.budget import max_concurrent, usable_blocks
 from ballonet.planning.topology import EngineNeed, Judgement, RoleNeed, RunNeed, sharing_engines
 
 
@@ -64,6 +65,8 @@ def _run(run: RunNeed) -> str:
 
 def need_text(need: EngineNeed, *, brief: bool = False) -> str:
     """Return how the need comes about."""
+    if not need.slots:
+        return f"No topology is declared; one sequence takes {need.blocks_per_sequence} blocks"
     if (run := _plain(need)) is not None:
         names = " + ".join(f"{role.name} {role.count}" for role in run.roles)
         return f"{names} = {need.slots} sequences x {run.roles[0].blocks} blocks = {need.blocks}"
@@ -84,34 +87,77 @@ def budget_text(blocks: Interval, budget: Interval, safety_percent: int, source:
     return f"budget {span(budget)} ({span(blocks)} blocks - 1, x {safety_percent} %, {source})"
 
 
-def verdict_text(need: EngineNeed, budget: Interval, reason: Reason, sure: int, limit: int) -> str:
+def batch_text(spec: InferencePoolSpec, slots: int) -> str:
+    """Return what to write where the tokens of a step keep sequences out; else nothing."""
+    if takes(spec, slots):
+        return ""
+    return (
+        f" because of spec.sequence.maxBatchedTokens {spec.sequence.max_batched_tokens}: give at "
+        f"least {least_batched_tokens(spec, slots)} to run {slots}"
+    )
+
+
+def verdict_text(
+    spec: InferencePoolSpec,
+    need: EngineNeed,
+    *,
+    blocks: Interval,
+    budget: Interval,
+    reason: Reason,
+    sure: int,
+    limit: int,
+) -> str:
     """Return what the comparison of need and budget means."""
+    trust = ""
+    if sure >= limit > max_concurrent(budget.low, need.blocks_per_sequence):
+        trust = f"; the limit of {limit} trusts the ceilings and prefixes of roles"
     if reason is Reason.FITS:
-        trust = ""
-        if limit > max_concurrent(budget.low, need.blocks_per_sequence):
-            trust = f"; the limit of {limit} trusts the ceilings and prefixes of roles"
         return f"all {need.slots} fit{trust}"
-    if reason is Reason.WOULD_DEADLOCK:
-        return (
-            f"{sure} fit, and {need.waiting_holders} sequences may hold a slot while they wait for "
-            "others of their run, so none may be left for what they wait for"
-        )
     if reason is Reason.WITHIN_UNCERTAINTY:
+        who = f"all {need.slots} do" if need.slots else "one does"
+        start = ""
+        if usable_blocks(blocks.low) < need.blocks_per_sequence:
+            start = (
+                f"; it may refuse to start, because one sequence of {spec.sequence.max_tokens} "
+                f"tokens takes {need.blocks_per_sequence} blocks and only "
+                f"{usable_blocks(blocks.low)} can surely be held"
+            )
         return (
-            f"{sure} surely fit; whether all {need.slots} do lies inside the prediction, and the "
-            f"running engine decides: it runs {limit} at once"
+            f"{sure} surely fit; whether {who} lies inside the prediction, and the running engine "
+            f"decides: it runs {limit} at once{start}"
         )
     if reason is Reason.BUDGET_UNKNOWN:
         return (
             f"{sure} surely fit; roles have lower ceilings, and how many blocks they take is not "
             "known for this model"
         )
-    if need.blocks <= budget.low:
+    if need.slots > limit and need.blocks <= budget.low:
+        return f"{need.slots} would fit, but {_limit_text(spec, need, limit)}"
+    fit = f"{sure} fit" if budget.exact else f"{sure} surely fit"
+    if limit > sure:
+        fit += f" and the engine runs {limit} at once"
+    fit += batch_text(spec, need.slots)
+    if reason is Reason.WOULD_DEADLOCK:
         return (
-            f"{need.slots} would fit, but the engine was started for {limit} at once because no "
-            "more were sure: give spec.budget.kvCacheMemoryPerRank to plan without a prediction"
+            f"{fit}, and {need.waiting_holders} sequences may hold a slot while they wait for "
+            f"others of their run, so none may be left for what they wait for{trust}"
         )
-    return f"{sure} fit"
+    return f"{fit}{trust}"
+
+
+def _limit_text(spec: InferencePoolSpec, need: EngineNeed, limit: int) -> str:
+    """Return why an engine runs fewer at once than its blocks hold."""
+    if not takes(spec, need.slots):
+        return f"the engine runs {limit} at once{batch_text(spec, need.slots)}"
+    if sharing_engines(spec) > 1:
+        return (
+            f"an engine runs {limit} at once: as many as fit whichever sequences of all runs meet "
+            "on it, because the limit does not follow spec.replicas"
+        )
+    return (
+        f"the engine was started for {limit} at once because no more were sure: give "
+        "spec.budget.kvCacheMemoryPerRank to plan without a prediction"
+    )
 
 
 _STATUS = {
@@ -144,7 +190,15 @@ def topology_finding(
         )
     engines = sharing_engines(spec)
     where = f"each of {engines} engines: " if engines > 1 else ""
-    verdict = verdict_text(need, budget, judgement.reason, sure, limit)
+    verdict = verdict_text(
+        spec,
+        need,
+        blocks=blocks,
+        budget=budget,
+        reason=judgement.reason,
+        sure=sure,
+        limit=limit,
+    )
     tail = f"{budget_text(blocks, budget, spec.budget.safety_percent, word)}; {verdict}."
     text = f"{where}{need_text(need)}; {tail}"
     if len(text) > MAX_MESSAGE_CHARACTERS:
@@ -256,12 +310,13 @@ def need_steps(need: EngineNeed, budget: Interval, *, engines: int, limit: int) 
                 "spec.sharedPrefixes",
             )
         )
+    what = f"{need.slots} sequences at once" if need.slots else "one sequence at the ceiling"
     steps.append(
         Step(
             "Need",
-            f"{need.slots} sequences at once",
-            f"{need.blocks} of {span(budget)} blocks",
-            "all topologies together",
+            what,
+            f"{need.asked_blocks} of {span(budget)} blocks",
+            "all topologies together" if need.slots else "nothing is declared",
         )
     )
     steps.append(Step("Engine limit", "", f"{limit} sequences at once", "written to every gate"))

@@ -10,7 +10,7 @@ from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.status import MeasuredBudget, Source, TopologyStatus, Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.kv.layout import CacheLayout
-from ballonet.kv.units import Interval, ceil_div
+from ballonet.kv.units import Interval, ceil_div, largest
 from ballonet.planning.budget import budget_blocks, max_concurrent
 from ballonet.planning.explain import topology_finding
 from ballonet.planning.plan import Plan
@@ -21,7 +21,6 @@ from ballonet.planning.topology import (
     pool_need,
     role_statuses,
     sharing_engines,
-    sure_slots,
 )
 
 # The label of max_concurrency is a decimal number: what it is short of a whole block is rounding.
@@ -173,8 +172,10 @@ def _topology(
     need = whole.shared_among(sharing_engines(spec))
     if limit is None:
         limit = plan.gates.max_concurrent if plan.gates is not None else need.slots
-    sure = min(limit, sure_slots(whole, budget))
+    sure = largest(1, limit, lambda slots: whole.blocks_of_any(slots) <= budget) or 0
     judgement = judge(need, Interval.point(budget), limit)
+    if judgement.verdict is Verdict.FITS:
+        sure = max(sure, need.slots)
     if judgement.verdict is Verdict.DOES_NOT_FIT and not exact:
         judgement = Judgement(Verdict.UNKNOWN, Reason.BUDGET_UNKNOWN)
     finding = topology_finding(

@@ -13,13 +13,15 @@ from ballonet.api.status import Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec, PrefixCredit
 from ballonet.kv.units import GIB, KIB, MIB, ceil_div, largest
 from ballonet.planning.budget import NULL_BLOCKS, blocks_for_budget
-from ballonet.planning.topology import caches_prefixes, sharing_engines
+from ballonet.planning.topology import BlockSizes, caches_prefixes, pool_need, sharing_engines
 
 if TYPE_CHECKING:
     from ballonet.planning.plan import Plan
 
 # Beyond it an engine often finds less free memory at its start than it asks for, and ends.
 SAFE_MEMORY_PERCENT = 95
+# More than servers of two sockets hold: no node has it for a pod on the CPU backend.
+LARGEST_NODE_BYTES = 4096 * GIB
 MAX_REPLICAS = 1000
 # Of many roles or topologies those with the largest counts are tried: each takes a search.
 MAX_DIALS = 16
@@ -132,6 +134,7 @@ class _Search:
         self.spec_fits, self.replan = fits, replan
         self.spec, self.layout, self.need = plan.spec, plan.layout, plan.need
         self.device = plan.gates.device
+        self.ranks = plan.gates.tensor * plan.gates.pipeline
         self.written = as_written(plan.spec)
 
     def changed(self, change: dict[str, Any]) -> InferencePoolSpec:
@@ -175,6 +178,8 @@ class _Search:
         outcome = (
             f"{after.required_slots} sequences then need {after.need_blocks} of "
             f"{after.budget_blocks.low} blocks{each}."
+            if after.required_slots
+            else f"{after.max_concurrent} sequences at the ceiling then fit at once."
         )
         remedy = Remedy(name, f"{text}: {outcome}", {"spec": change}, summary)
         return _Found(remedy, kind, per_mille)
@@ -320,12 +325,13 @@ class _Search:
             return self._more_percent()
         given = quantity_bytes(self.spec.budget.kv_cache_memory_per_rank)
         safety = self.spec.budget.safety_percent
-        blocks = max(
-            blocks_for_budget(self.need.blocks, safety),
-            self.need.blocks_per_sequence + NULL_BLOCKS,
-        )
+        whole = pool_need(self.spec, BlockSizes.of(self.layout))
+        asked = max(self.need.asked_blocks, whole.blocks_of_any(self.need.slots))
+        blocks = max(blocks_for_budget(asked, safety), self.need.blocks_per_sequence + NULL_BLOCKS)
         for quantity in _clean(blocks * self.layout.bytes_per_block):
             size = quantity_bytes(quantity)
+            if self.device == "cpu" and size * self.ranks > LARGEST_NODE_BYTES:
+                return None
             remedy = self.remedy(
                 "MoreMemory",
                 {"budget": {"kvCacheMemoryPerRank": quantity}},

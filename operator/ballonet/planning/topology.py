@@ -6,7 +6,7 @@ rules with examples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,8 +21,7 @@ from ballonet.api.v1alpha1 import (
     Topology,
 )
 from ballonet.kv.layout import CacheLayout
-from ballonet.kv.units import Interval, ceil_div, largest
-from ballonet.planning.budget import max_concurrent
+from ballonet.kv.units import Interval, ceil_div
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,47 +130,33 @@ class EngineNeed:
     runs: tuple[RunNeed, ...]
     prefix_blocks: tuple[tuple[str, int], ...]
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """Required slots: sequences that must run at once."""
-        return self._slots(self._counts)
+        return self.reserved_slots + sum(run.runs * run.slots for run in self.runs)
 
     @property
     def reserved_blocks(self) -> int:
         """Blocks of the reserved slots."""
         return self.reserved_slots * self.blocks_per_sequence
 
-    @property
+    @cached_property
     def shared_blocks(self) -> int:
         """Blocks of the credited prefixes that any of the runs uses, each counted once."""
-        return self._shared_blocks(self._counts)
-
-    @property
-    def blocks(self) -> int:
-        """Need: blocks that must be held at once."""
-        return self._blocks(self._counts)
-
-    @cached_property
-    def _counts(self) -> tuple[int, ...]:
-        return tuple(run.runs for run in self.runs)
-
-    def _shared_blocks(self, counts: Sequence[int]) -> int:
-        if not self.prefix_blocks:
-            return 0
-        used = {
-            name for run, n in zip(self.runs, counts, strict=True) if n for name in run.prefixes
-        }
+        used = {name for run in self.runs for name in run.prefixes}
         return sum(blocks for name, blocks in self.prefix_blocks if name in used)
 
-    def _slots(self, counts: Sequence[int]) -> int:
-        """Return the required slots with these numbers of runs."""
-        own = sum(n * run.slots for run, n in zip(self.runs, counts, strict=True))
-        return self.reserved_slots + own
+    @cached_property
+    def blocks(self) -> int:
+        """Need: blocks that must be held at once, at most those of the slots at the ceiling."""
+        own = sum(run.runs * run.own_blocks for run in self.runs)
+        together = self.reserved_blocks + own + self.shared_blocks
+        return min(together, self.slots * self.blocks_per_sequence)
 
-    def _blocks(self, counts: Sequence[int]) -> int:
-        """Return the need with these numbers of runs."""
-        own = sum(n * run.own_blocks for run, n in zip(self.runs, counts, strict=True))
-        return self.reserved_blocks + own + self._shared_blocks(counts)
+    @property
+    def asked_blocks(self) -> int:
+        """Blocks that a budget must hold: the need, or one sequence where nothing is declared."""
+        return self.blocks if self.slots else self.blocks_per_sequence
 
     @property
     def waiting_holders(self) -> int:
@@ -180,39 +165,42 @@ class EngineNeed:
 
     def at_most(self, runs: int) -> EngineNeed:
         """Return the need with at most this many runs of each topology."""
-        return self._with(self._at_most(runs))
+        return self._with(lambda count: min(count, runs))
 
     def shared_among(self, engines: int) -> EngineNeed:
         """Return the need of one of several engines that share the runs evenly."""
-        return self._with(self._shared_among(engines))
+        return self._with(lambda count: ceil_div(count, engines))
 
-    def _at_most(self, runs: int) -> list[int]:
-        return [min(count, runs) for count in self._counts]
+    def _with(self, count: Callable[[int], int]) -> EngineNeed:
+        return replace(self, runs=tuple(replace(run, runs=count(run.runs)) for run in self.runs))
 
-    def _shared_among(self, engines: int) -> list[int]:
-        return [ceil_div(count, engines) for count in self._counts]
-
-    def _with(self, counts: Sequence[int]) -> EngineNeed:
-        pairs = zip(self.runs, counts, strict=True)
-        return replace(self, runs=tuple(replace(run, runs=count) for run, count in pairs))
-
-    def part_slots(self, budget: int) -> int:
-        """Return the slots of the largest part of the runs whose need a budget holds; 0 for none.
-
-        A part is the same number of runs of each topology, or an even share of all runs.
-        """
-        if self.blocks <= budget:
-            return self.slots
-        most = max(self._counts, default=0)
-        few = largest(0, most, lambda n: self._blocks(self._at_most(n)) <= budget)
-        if few is None:
-            return 0
-        slots = self._slots(self._at_most(few))
-        # More engines, smaller share: the search is over the negated number of engines.
-        engines = largest(
-            -max(most, 1), -1, lambda n: self._blocks(self._shared_among(-n)) <= budget
+    @cached_property
+    def _declared(self) -> tuple[tuple[int, int], ...]:
+        """Own blocks of a declared sequence and how many such there are, the most blocks first."""
+        roles = (
+            (role.blocks - role.shared_blocks, run.runs * role.count)
+            for run in self.runs
+            for role in run.roles
         )
-        return slots if engines is None else max(slots, self._slots(self._shared_among(-engines)))
+        return tuple(sorted([(self.blocks_per_sequence, self.reserved_slots), *roles])[::-1])
+
+    def blocks_of_any(self, slots: int) -> int:
+        """Return the blocks that hold this many sequences at once, whichever of them arrive.
+
+        The least of what is known to be enough: every sequence at the pool's ceiling; the declared
+        sequences with most blocks, beside every credited prefix once; the need, which holds all
+        that are required.
+        """
+        enough = [slots * self.blocks_per_sequence]
+        if slots <= self.slots:
+            enough.append(self.blocks)
+        left, blocks = slots, self.shared_blocks
+        for own, count in self._declared:
+            blocks += own * min(count, left)
+            left -= min(count, left)
+        if not left:
+            enough.append(blocks)
+        return min(enough)
 
 
 def caches_prefixes(spec: InferencePoolSpec) -> bool:
@@ -235,13 +223,15 @@ def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
 
     def role_need(role: Role) -> RoleNeed:
         ceiling = role.max_tokens or spec.sequence.max_tokens
-        prefix = credited.get(role.shared_prefix or "", 0)
+        # The engine works out the last token of every prompt anew (v1/core/kv_cache_manager.py), so
+        # each sequence has at least one block of its own.
+        prefix = min(credited.get(role.shared_prefix or "", 0), ceiling - 1)
         return RoleNeed(
             name=role.name,
             count=role.count,
             max_tokens=ceiling,
             blocks=sizes.blocks(ceiling),
-            shared_blocks=sizes.whole_blocks(min(prefix, ceiling)),
+            shared_blocks=sizes.whole_blocks(prefix),
             holds=role.holds_slot_while_waiting is HoldsSlot.ALWAYS,
         )
 
@@ -255,19 +245,23 @@ def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
             ),
         )
 
+    def prefix_blocks(name: str) -> int:
+        """Return the most blocks of a prefix that any role has in common with others."""
+        shared = [
+            need.shared_blocks
+            for topology, run in zip(spec.topologies, runs, strict=True)
+            for role, need in zip(topology.roles, run.roles, strict=True)
+            if role.shared_prefix == name
+        ]
+        return max(shared, default=0)
+
+    runs = tuple(run_need(topology) for topology in spec.topologies)
     return EngineNeed(
         reserved_slots=spec.reserved_slots,
         blocks_per_sequence=sizes.blocks(spec.sequence.max_tokens),
-        runs=tuple(run_need(topology) for topology in spec.topologies),
-        prefix_blocks=tuple(
-            (name, sizes.whole_blocks(tokens)) for name, tokens in credited.items()
-        ),
+        runs=runs,
+        prefix_blocks=tuple((name, prefix_blocks(name)) for name in credited),
     )
-
-
-def sure_slots(need: EngineNeed, budget: int) -> int:
-    """Return how many sequences a budget holds at once: at the pool's ceiling, or as whole runs."""
-    return max(max_concurrent(budget, need.blocks_per_sequence), need.part_slots(budget))
 
 
 def role_statuses(spec: InferencePoolSpec, sizes: BlockSizes | None) -> list[RoleStatus]:
@@ -299,12 +293,11 @@ class Judgement:
 def judge(need: EngineNeed, budget: Interval, limit: int) -> Judgement:
     """Judge the need of one engine by its budget and by how many sequences it runs at once.
 
-    True only by the low end of the budget, False only by its high end.
+    True only by the low end of the budget, False only by its high end or by the limit.
     """
-    if need.blocks <= budget.low and need.slots <= limit:
-        reason = Reason.FITS if need.slots else Reason.NO_TOPOLOGY
-        return Judgement(Verdict.FITS, reason)
-    if need.blocks <= budget.high and not (budget.exact and need.slots > limit):
+    if need.slots <= limit and need.asked_blocks <= budget.low:
+        return Judgement(Verdict.FITS, Reason.FITS if need.slots else Reason.NO_TOPOLOGY)
+    if need.slots <= limit and need.asked_blocks <= budget.high:
         return Judgement(Verdict.UNKNOWN, Reason.WITHIN_UNCERTAINTY)
     deadlock = 0 < limit <= need.waiting_holders
     return Judgement(
