@@ -77,7 +77,7 @@ _ERAS: Final = (
         forward_percent=Interval(50, 120),
         least=Interval(0, 0),
         fixed=Interval(0, 350 * MIB),
-        fixed_tensor=Interval(0, 1400 * MIB),
+        fixed_tensor=Interval(0, 1500 * MIB),
         graphs=False,
     ),
     _Era(
