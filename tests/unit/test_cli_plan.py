@@ -186,16 +186,23 @@ def test_the_config_may_be_a_file(tmp_path: Path) -> None:
     assert (code, found["budgetBlocks"]) == (1, 114)
 
 
+def test_the_config_is_no_standard_input() -> None:
+    result = run("-f", "-", "--config", "-", stdin=text(pool(**REF)))
+    assert result.exit_code == 2
+    assert "--config -: standard input is not taken: name a file" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ("not json", "is not JSON"),
+        ("", "is empty"),
         (" ", "is empty"),
         ("[]", "JSON object"),
         ('{"model_type": "llama"}', "num_hidden_layers"),
         (TINY_CONFIG.replace('"num_hidden_layers": 4', f'"num_hidden_layers": {2**63}'), "4096"),
         (TINY_CONFIG.replace('"num_attention_heads": 8', '"num_attention_heads": 0'), "heads"),
-        ("{" + " " * 5_000_000 + "}", "larger than"),
+        ("{" + " " * 5_000_000 + "}", "larger than 4 MiB: give the config.json of one model"),
         ("[" * 100_000, "(file)"),
     ],
 )
@@ -229,6 +236,18 @@ def test_an_unusable_config_is_named(tmp_path: Path, content: str, words: str) -
             "spec.sequence.maxToken: no such field: did you mean maxTokens?",
         ),
         ({"parallelism": {"tensor": 3}}, "spec.parallelism: "),
+        (
+            {"sequence": {"max_tokens": 100}},
+            "spec.sequence.max_tokens: no such field: did you mean maxTokens?",
+        ),
+        (
+            {"engine": {"podTemplate": {"spec": {"containers": [{"name": "engine", "args": []}]}}}},
+            "spec.engine.podTemplate sets args of container engine",
+        ),
+        (
+            {"engine": {"podTemplate": {"spec": {"containers": {}}}}},
+            "spec.engine.podTemplate.spec.containers must be a list of maps with name",
+        ),
     ],
 )
 def test_bad_input_is_named_at_its_field(changes: dict[str, Any], problem: str) -> None:
@@ -287,6 +306,19 @@ def test_unicode_in_free_strings_is_kept_and_control_characters_are_not_obeyed()
         (b"x" * (4 * 1024 * 1024 + 1), "larger than 4 MiB"),
         (b"a\x00b", "is not YAML"),
         (b"? [a]\n: b\n", "a map key must be text"),
+        (
+            b'{"a": 1' + b"0" * 400 + b"}",
+            "has the number '1000000000000000000000000000000000000...'",
+        ),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "which is too large"),
+        (b'{"a": 1e999}', "has the number '1e999', which is too large"),
+        (b'{"a":' * 101 + b"1" + b"}" * 101, "is nested deeper than 100 levels"),
+        (b'{"a":' * 970 + b"1" + b"}" * 970, "is nested deeper than 100 levels"),
+        (b"[" + b"0," * 500_000 + b"0]", "holds more than 500000 values"),
+        (b"a: !!int ''", "line 1: '' is no int"),
+        (b"a:\n- !!int '-'", "line 2: '-' is no int"),
+        (b"a: !!float ''", "line 1: '' is no float"),
+        (b"a: !!bool foo", "line 1: 'foo' is no bool"),
     ],
 )
 def test_input_that_is_no_yaml_is_named_and_never_a_traceback(content: bytes, words: str) -> None:
@@ -294,6 +326,62 @@ def test_input_that_is_no_yaml_is_named_and_never_a_traceback(content: bytes, wo
     assert result.exit_code == 2
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("zeros", [400, 5000])
+@pytest.mark.parametrize("start", ["1", "0x1"])
+def test_a_number_that_kubernetes_cannot_hold_is_text(start: str, zeros: int) -> None:
+    content = text(pool()).replace("maxTokens: 1024", f"maxTokens: {start}{'0' * zeros}")
+    result = run("-f", "-", stdin=content)
+    assert result.exit_code == 2
+    assert "spec.sequence.maxTokens: '" in result.stdout
+    assert "...' should be a valid integer" in result.stdout
+
+
+@pytest.mark.parametrize("value", ["<<", "!!merge x"])
+def test_a_merge_key_is_one_only_as_a_key(value: str) -> None:
+    content = text(pool(engine={"podTemplate": {"a": "MARK"}}, **FITS)).replace("MARK", value)
+    result = run("-f", "-", stdin=content)
+    assert result.exit_code == 0, result.stdout
+
+
+def test_a_snake_case_field_does_not_hide_a_broken_rule() -> None:
+    broken = pool(topologies=[{"name": "t", "roles": [{"name": "w", "maxTokens": 200}]}])
+    broken["spec"]["sequence"] = {"max_tokens": 100}
+    found, code = planned(broken)
+    assert code == 2
+    assert found["problems"] == [
+        "spec.sequence.max_tokens: no such field: did you mean maxTokens?",
+        "spec.topologies[0].roles[0].maxTokens: 200 is above spec.sequence.maxTokens 100: lower it "
+        "or raise that",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ({"spec": {"containers": {}}}, "InvalidPodTemplate"),
+        ({"spec": {"containers": [{"name": "engine", "command": ["sh"]}]}}, "FlagRefused"),
+    ],
+)
+def test_a_pod_template_is_refused_for_the_reason_that_the_operator_gives(
+    template: dict[str, Any], reason: str
+) -> None:
+    found, _ = planned(pool(engine={"podTemplate": template}))
+    assert [c["reason"] for c in found["conditions"] if c["type"] == "Configured"] == [reason]
+
+
+@pytest.mark.parametrize("output", ["table", "json", "yaml"])
+def test_no_text_of_a_pool_can_forge_a_line_or_be_obeyed(output: str) -> None:
+    forged = pool("a\n\nother (f) fits\x1b[2J\x9b2J\u202e\x7f\ud800")
+    forged["metadata"]["namespace"] = "b\nc fits"
+    result = run("-f", "-", "-o", output, stdin=json.dumps(forged))
+    assert result.exit_code == 2
+    assert result.stdout.isascii()
+    assert all(line.isprintable() for line in result.stdout.splitlines())
+    assert not any(
+        line.strip().startswith(("other", "c fits")) for line in result.stdout.splitlines()
+    )
 
 
 def test_aliases_cannot_expand_without_bound() -> None:
@@ -409,6 +497,74 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     )
     assert "Traceback" not in process.stderr
     assert "Exception" not in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "words"),
+    [
+        ("-f FILE >&-", 2, "standard output is closed"),
+        ("-f FILE -o json >&-", 2, "standard output is closed"),
+        ("-f FILE >/dev/full", 2, "standard output: No space left on device"),
+        ("-f - <&-", 2, "-: standard input is closed"),
+        ("-f /no/such/file 2>&-", 2, ""),
+        ("-f FILE | true; exit ${PIPESTATUS[0]}", 141, ""),
+    ],
+)
+def test_a_fault_of_the_streams_is_never_taken_for_an_unfit_pool(
+    tmp_path: Path, redirection: str, code: int, words: str
+) -> None:
+    file = tmp_path / "pools.yaml"
+    # More than a pipe holds, so that the writer meets its end.
+    file.write_text(text(*(pool(f"p{n}") for n in range(50))))
+    command = redirection.replace("FILE", str(file))
+    process = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m ballonet plan {command}"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "operator")},
+    )
+    assert process.returncode == code
+    assert process.stderr.strip() == (f"ballonet: {words}" if words else "")
+    assert process.stdout == ""
+
+
+def test_an_output_without_unicode_shows_the_numbers_of_characters(tmp_path: Path) -> None:
+    file = tmp_path / "pool.yaml"
+    file.write_text(text(pool(model={"servedNames": ["a-ü"]}, **FITS)))
+    process = subprocess.run(
+        [sys.executable, "-m", "ballonet", "plan", "-f", str(file)],
+        capture_output=True,
+        check=False,
+        timeout=50,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "operator"), "PYTHONIOENCODING": "ascii"},
+    )
+    assert (process.returncode, process.stderr) == (0, b"")
+    assert rb"a-\xfc" in process.stdout
+
+
+def test_a_fault_of_the_program_is_never_taken_for_an_unfit_pool() -> None:
+    script = """
+import sys
+import ballonet.cli.outcome
+from ballonet.cli.main import main
+del ballonet.cli.outcome.plan_pool
+sys.argv = ["ballonet", "plan", "-f", "-"]
+main()
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", script],
+        input=text(pool()),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "operator")},
+    )
+    assert process.returncode == 2
+    assert "NameError" in process.stderr
 
 
 def test_a_terminal_gets_a_table_unless_colour_is_unwanted(tmp_path: Path) -> None:

@@ -109,11 +109,11 @@ def _metadata_problems(metadata: object) -> Iterator[str]:
     if isinstance(name, str):
         yield from (text for _, text in NAME_RULE.problems(name))
     else:
-        yield f"metadata.name: {_shown((), name)} must be text"
+        yield f"metadata.name: {_shown(('metadata',), name)} must be text"
     if namespace is None:
         return
     if not isinstance(namespace, str):
-        yield f"metadata.namespace: {_shown((), namespace)} must be text"
+        yield f"metadata.namespace: {_shown(('metadata',), namespace)} must be text"
     elif not _NAMESPACE.fullmatch(namespace):
         yield (
             f"metadata.namespace: {quoted(namespace)} is not the name of a namespace: use a-z, 0-9 "

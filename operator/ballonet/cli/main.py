@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 
@@ -41,7 +42,7 @@ def plan(
     config: Annotated[
         str | None,
         typer.Option(
-            "--config", help="config.json for pools that refer to a ConfigMap; - is not taken."
+            "--config", help="A file with config.json, for pools that refer to a ConfigMap."
         ),
     ] = None,
 ) -> None:
@@ -50,7 +51,7 @@ def plan(
     Exit code: 0 fits, 1 does not fit, 2 bad input, 3 not known; of several the worst of 2, 1, 3, 0.
     """
     from ballonet.cli.outcome import exit_code, plan_document  # noqa: PLC0415 - pydantic is slow
-    from ballonet.cli.output import as_json, as_text, as_yaml, print_table  # noqa: PLC0415
+    from ballonet.cli.output import as_json, as_table, as_text, as_yaml  # noqa: PLC0415
     from ballonet.cli.pools import ConfigMaps, PoolDocument, select  # noqa: PLC0415
     from ballonet.cli.yaml_input import InvalidInput, decode, read_documents  # noqa: PLC0415
 
@@ -58,7 +59,7 @@ def plan(
     config_maps = []
     for name in files:
         try:
-            found, beside = select(name, read_documents(decode(_read(name))))
+            found, beside = select(name, read_documents(decode(_read(name), advice=_ONLY_POOLS)))
         except InvalidInput as error:
             _bad_input(f"{name}: {error}")
         pools.extend(found)
@@ -69,21 +70,24 @@ def plan(
             "InferencePool of other groups are left out"
         )
     config_text = None
+    if config == "-":
+        _bad_input("--config -: standard input is not taken: name a file")
     if config is not None:
         try:
-            config_text = decode(_read(config))
+            config_text = decode(_read(config), advice=_ONLY_A_CONFIG)
         except InvalidInput as error:
             _bad_input(f"{config}: {error}")
     maps = ConfigMaps(tuple(config_maps))
     outcomes = [plan_document(pool, maps, config_text) for pool in pools]
     if output is OutputFormat.JSON:
-        print(as_json(outcomes))
+        text = as_json(outcomes)
     elif output is OutputFormat.YAML:
-        print(as_yaml(outcomes))
-    elif sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        print_table(outcomes)
+        text = as_yaml(outcomes)
+    elif sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        text = as_table(outcomes)
     else:
-        print(as_text(outcomes))
+        text = as_text(outcomes)
+    _write(text)
     raise typer.Exit(exit_code(outcomes))
 
 
@@ -103,7 +107,11 @@ def version() -> None:
     """Print the version, and the engine versions that plans are made for."""
     from ballonet.engines import vllm  # noqa: PLC0415 - reads the flag table
 
-    print(f"ballonet {__version__} (vLLM {vllm.OLDEST} to {vllm.NEWEST})")
+    _write(f"ballonet {__version__} (vLLM {vllm.OLDEST} to {vllm.NEWEST})")
+
+
+_ONLY_POOLS: Final = "give only the pools and the ConfigMaps that they name"
+_ONLY_A_CONFIG: Final = "give the config.json of one model, which has a few thousand characters"
 
 
 def _read(name: str) -> bytes:
@@ -112,6 +120,8 @@ def _read(name: str) -> bytes:
 
     try:
         if name == "-":
+            if sys.stdin is None:
+                _bad_input("-: standard input is closed")
             return sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
         with Path(name).open("rb") as file:
             return file.read(MAX_INPUT_BYTES + 1)
@@ -119,13 +129,46 @@ def _read(name: str) -> bytes:
         _bad_input(f"{name}: {error.strerror or error}")
 
 
+def _write(text: str) -> None:
+    """Write text and a line end to standard output, all of it or with a message."""
+    if sys.stdout is None:
+        _bad_input("standard output is closed")
+    try:
+        # What the encoding does not have is shown by its number.
+        encoding = sys.stdout.encoding or "utf-8"
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+        raise typer.Exit(_BROKEN_PIPE) from None
+    except OSError as error:
+        _drop_output()
+        _bad_input(f"standard output: {error.strerror or error}")
+
+
+# As a shell shows a program that SIGPIPE ended.
+_BROKEN_PIPE: Final = 141
+
+
+def _drop_output() -> None:
+    """Let nothing be written when the interpreter ends: it would fail once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def _bad_input(message: str) -> NoReturn:
     from ballonet.cli.output import printable  # noqa: PLC0415
 
-    print(f"ballonet: {printable(message)}", file=sys.stderr)
+    if sys.stderr is not None:
+        print(f"ballonet: {printable(message)}", file=sys.stderr)
     raise typer.Exit(2)
 
 
 def main() -> None:
-    """Run the program."""
-    app()
+    """Run the program; a fault of its own is exit code 2, because 1 says that a pool is unfit."""
+    try:
+        app()
+    except Exception:
+        traceback.print_exc()
+        sys.exit(2)

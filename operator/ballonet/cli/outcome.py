@@ -15,6 +15,7 @@ from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.catalog import suggest
 from ballonet.cli.pools import ConfigMaps, PoolDocument
 from ballonet.planning.plan import Plan, plan_pool
+from ballonet.planning.pod import template_shape_problem
 
 
 class ExitCode(IntEnum):
@@ -74,7 +75,9 @@ class Outcome:
         ]
         if self.plan.refused_arguments:
             message = " ".join(self.plan.refused_arguments)
-            refused = Finding(Status.FALSE, Reason.FLAG_REFUSED, message)
+            shape = template_shape_problem(self.plan.spec)
+            reason = Reason.FLAG_REFUSED if shape is None else Reason.INVALID_POD_TEMPLATE
+            refused = Finding(Status.FALSE, reason, message)
             found.append((ConditionType.CONFIGURED, refused))
         return found
 
@@ -98,7 +101,7 @@ def plan_document(
         return Outcome(document, (*unknown, *error.problems), None)
     if unknown:
         return Outcome(document, tuple(unknown), None)
-    text = config_text or _referenced(document, spec, config_maps)
+    text = _referenced(document, spec, config_maps) if config_text is None else config_text
     plan = plan_pool(document.name, spec, text)
     return Outcome(document, _problems(plan), plan)
 

@@ -26,23 +26,25 @@ _STYLES = {
 
 
 def printable(text: str) -> str:
-    """Return the text without characters that a terminal would obey."""
+    """Return one line of text, without characters that a terminal would obey."""
     return "".join(
-        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
-        for char in text
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
 
 
 def as_json(outcomes: Sequence[Outcome]) -> str:
-    """Return one pool as an object, several as a list of objects."""
-    return json.dumps(_documents(outcomes), indent=2, ensure_ascii=False)
+    """Return one pool as an object, several as a list of objects.
+
+    Characters beyond ASCII are escaped: a terminal would obey some, and some cannot be encoded.
+    """
+    return json.dumps(_documents(outcomes), indent=2).replace("\x7f", "\\u007f")
 
 
 def as_yaml(outcomes: Sequence[Outcome]) -> str:
     """Return the same as YAML."""
     import yaml  # noqa: PLC0415 - only for this output
 
-    text: str = yaml.safe_dump(_documents(outcomes), sort_keys=False, allow_unicode=True, width=100)
+    text: str = yaml.safe_dump(_documents(outcomes), sort_keys=False, width=100)
     return text.rstrip("\n")
 
 
@@ -94,26 +96,28 @@ def as_text(outcomes: Sequence[Outcome]) -> str:
             source = f"  [{step.source}]" if step.source else ""
             lines.append(f"  {step.title}:{formula} {step.value}{source}")
         lines += [f"  {line}" for line in _paragraphs(outcome)]
-        blocks.append("\n".join(lines))
-    return printable("\n\n".join(blocks))
+        blocks.append("\n".join(printable(line) for line in lines))
+    return "\n\n".join(blocks)
 
 
-def print_table(outcomes: Sequence[Outcome]) -> None:
-    """Print the outcomes as tables on a terminal."""
+def as_table(outcomes: Sequence[Outcome]) -> str:
+    """Return the outcomes as tables for the terminal that standard output is."""
     from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - slow to import, only for terminals
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     console = Console(highlight=False)
-    for outcome in outcomes:
-        console.print(Text(printable(_title(outcome)), style=_STYLES[outcome.code]))
-        if outcome.plan is not None and outcome.plan.steps:
-            table = Table("Step", "Arithmetic", "Result", "Source", box=SIMPLE_HEAD)
-            for step in outcome.plan.steps:
-                cells = (step.title, step.formula, step.value, step.source)
-                table.add_row(*(Text(printable(cell)) for cell in cells))
-            console.print(table)
-        for line in _paragraphs(outcome):
-            console.print(Text(printable(line)), soft_wrap=line.startswith("    "))
-        console.print()
+    with console.capture() as drawn:
+        for outcome in outcomes:
+            console.print(Text(printable(_title(outcome)), style=_STYLES[outcome.code]))
+            if outcome.plan is not None and outcome.plan.steps:
+                table = Table("Step", "Arithmetic", "Result", "Source", box=SIMPLE_HEAD)
+                for step in outcome.plan.steps:
+                    cells = (step.title, step.formula, step.value, step.source)
+                    table.add_row(*(Text(printable(cell)) for cell in cells))
+                console.print(table)
+            for line in _paragraphs(outcome):
+                console.print(Text(printable(line)), soft_wrap=line.startswith("    "))
+            console.print()
+    return drawn.get().rstrip("\n")

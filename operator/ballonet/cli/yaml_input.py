@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 import yaml
@@ -21,6 +23,7 @@ from ballonet.api.quoting import quoted
 MAX_INPUT_BYTES: Final = 4 * 1024 * 1024
 MAX_DEPTH: Final = 100
 MAX_VALUES: Final = 500_000
+_TOO_DEEP: Final = f"is nested deeper than {MAX_DEPTH} levels"
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -47,17 +50,18 @@ class _MergeKey:
     """Stands for the key ``<<`` while its map is read."""
 
 
-def decode(data: bytes) -> str:
+def decode(data: bytes, *, advice: str) -> str:
     """Return the text of an input.
+
+    Args:
+        data: at least one byte more than MAX_INPUT_BYTES when there is more.
+        advice: what to give instead of an input that is too long.
 
     Raises:
         InvalidInput: it is too long or not UTF-8.
     """
     if len(data) > MAX_INPUT_BYTES:
-        raise InvalidInput(
-            f"is larger than {MAX_INPUT_BYTES // 1024**2} MiB: give only the pools and the "
-            "ConfigMaps that they name"
-        )
+        raise InvalidInput(f"is larger than {MAX_INPUT_BYTES // 1024**2} MiB: {advice}")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -72,11 +76,20 @@ def read_documents(text: str) -> list[Any]:
     """
     if text.lstrip()[:1] in ("{", "["):
         try:
-            return [json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)]
+            found = json.loads(
+                text,
+                object_pairs_hook=_unique,
+                parse_constant=_no_constant,
+                parse_int=_json_number,
+                parse_float=_json_number,
+            )
         except RecursionError:
-            raise InvalidInput(f"is nested deeper than {MAX_DEPTH} levels") from None
+            raise InvalidInput(_TOO_DEEP) from None
         except json.JSONDecodeError:
             pass  # Flow style YAML looks like JSON.
+        else:
+            _check_size(found)
+            return [found]
     try:
         return _Reader().documents(text)
     except yaml.MarkedYAMLError as error:
@@ -86,6 +99,49 @@ def read_documents(text: str) -> list[Any]:
     except yaml.YAMLError as error:
         first = str(error).splitlines()[0]
         raise InvalidInput(f"is not YAML: {first}") from None
+
+
+def _check_size(value: Any) -> None:
+    """Hold JSON to the bounds of YAML.
+
+    Raises:
+        InvalidInput: it has too many levels or values.
+    """
+    layer, levels, values = [value], 0, 1
+    while layer:
+        deeper = [one for one in layer if isinstance(one, dict | list)]
+        levels += bool(deeper)
+        if levels > MAX_DEPTH:
+            raise InvalidInput(_TOO_DEEP)
+        layer = [
+            item
+            for one in deeper
+            for item in (chain(one, one.values()) if isinstance(one, dict) else one)
+        ]
+        values += len(layer)
+        if values > MAX_VALUES:
+            raise InvalidInput(f"holds more than {MAX_VALUES} values")
+
+
+def _json_number(text: str) -> int | float:
+    number = _number(int if _INTEGER.fullmatch(text) else float, text)
+    if number is None:
+        raise InvalidInput(f"has the number {quoted(text)}, which is too large")
+    return number
+
+
+_INTEGER: Final = re.compile(r"-?[0-9]+")
+
+
+def _number(read: Callable[[Any], int | float], written: Any) -> int | float | None:
+    """Return a number that Kubernetes can hold, or None."""
+    try:
+        number = read(written)
+    except (ValueError, OverflowError):
+        return None
+    whole = isinstance(number, int)
+    # A float of a larger integer would be another number.
+    return number if (-(2**63) <= number < 2**64 if whole else math.isfinite(number)) else None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -118,7 +174,7 @@ class _Reader:
             if isinstance(event, yaml.DocumentStartEvent):
                 self.anchors = {}
             elif isinstance(event, yaml.ScalarEvent):
-                self._add(self._scalar(event), 1, event.anchor, line)
+                self._add(self._scalar(event, line), 1, event.anchor, line)
             elif isinstance(event, yaml.AliasEvent):
                 if event.anchor not in self.anchors:
                     raise InvalidInput(
@@ -128,7 +184,7 @@ class _Reader:
                 self._add(value, size, None, line)
             elif isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
                 if len(self.stack) >= MAX_DEPTH:
-                    raise InvalidInput(f"line {line}: is nested deeper than {MAX_DEPTH} levels")
+                    raise InvalidInput(f"line {line}: {_TOO_DEEP}")
                 items: list[Any] | None = [] if isinstance(event, yaml.SequenceStartEvent) else None
                 self.stack.append(_Open(event.anchor, line, items))
             elif isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent):
@@ -138,28 +194,29 @@ class _Reader:
                 )
         return [document for document in self.found if document is not None]
 
-    def _scalar(self, event: yaml.ScalarEvent) -> Any:
+    def _scalar(self, event: yaml.ScalarEvent, line: int) -> Any:
         tag = event.tag or self.resolve(yaml.ScalarNode, event.value, event.implicit)
-        if tag == _MERGE and self.stack and self.stack[-1].items is None:
+        top = self.stack[-1] if self.stack else None
+        if tag == _MERGE and top is not None and top.items is None and not top.waits:
             return _MergeKey
         kind = tag.removeprefix("tag:yaml.org,2002:")
-        node = yaml.ScalarNode(tag, event.value)
         if kind == "null":
             return None
-        if kind == "bool":
-            return self.constructor.construct_yaml_bool(node)
+        read = {
+            "bool": self.constructor.construct_yaml_bool,
+            "int": self.constructor.construct_yaml_int,
+            "float": self.constructor.construct_yaml_float,
+        }.get(kind)
         # Sexagesimal numbers ("1:30") are text everywhere but in YAML 1.1.
-        if kind in ("int", "float") and ":" not in event.value:
-            try:
-                number = (
-                    self.constructor.construct_yaml_int(node)
-                    if kind == "int"
-                    else self.constructor.construct_yaml_float(node)
-                )
-            except (ValueError, OverflowError):
-                return event.value
-            return number if math.isfinite(number) else event.value
-        return event.value
+        if read is None or ":" in event.value:
+            return event.value
+        try:
+            number = _number(read, yaml.ScalarNode(tag, event.value))
+        except (IndexError, KeyError):  # only with a tag of its own, for example !!int ''
+            number = None
+        if number is None and event.tag:
+            raise InvalidInput(f"line {line}: {quoted(event.value)} is no {kind}")
+        return event.value if number is None else number
 
     def _add(
         self, value: Any, size: int, anchor: str | None, line: int, *, counted: int = 0
