@@ -379,9 +379,9 @@ def test_no_text_of_a_pool_can_forge_a_line_or_be_obeyed(output: str) -> None:
     assert result.exit_code == 2
     assert result.stdout.isascii()
     assert all(line.isprintable() for line in result.stdout.splitlines())
-    assert not any(
-        line.strip().startswith(("other", "c fits")) for line in result.stdout.splitlines()
-    )
+    if output == "table":
+        starts = [line.strip().split()[0] for line in result.stdout.splitlines()]
+        assert not {"other", "c"} & set(starts)
 
 
 def test_aliases_cannot_expand_without_bound() -> None:
