@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballonet.reconcile.merge import covers, fingerprint, merge, without_nulls
+from ballonet.reconcile.merge import covers, fingerprint, merge
 
 VALUES = st.recursive(
     st.integers() | st.booleans() | st.text(max_size=3),
@@ -77,10 +77,6 @@ def test_everything_covers_itself(value: Any) -> None:
 )
 def test_a_change_is_told_from_what_others_added(live: Any, desired: Any, same: bool) -> None:
     assert covers(live, desired) is same
-
-
-def test_nulls_of_a_template_mean_nothing() -> None:
-    assert without_nulls({"a": None, "b": [None, {"c": None}]}) == {"b": [{}]}
 
 
 @given(st.dictionaries(st.text(max_size=2), st.integers(), min_size=2, max_size=4))

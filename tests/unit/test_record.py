@@ -5,13 +5,17 @@ from __future__ import annotations
 import base64
 import gzip
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from ballonet.cluster.port import Json
 from ballonet.reconcile.record import AppliedRecord, decode
 from e2e.harness.pools import a_pool
 
 RECORD = AppliedRecord(
+    uid="u",
+    generation=1,
     spec=a_pool().spec,
     config_text="{}",
     template={"spec": {"containers": []}},
@@ -52,9 +56,23 @@ def test_largest_inputs_stay_far_below_what_annotations_may_take() -> None:
     assert len(record.encode()) < 262_144 // 2
 
 
+def pool(generation: int, **changes: Any) -> Json:
+    spec = {**a_pool().spec, **changes}
+    return {"metadata": {"uid": "u", "generation": generation}, "spec": spec}
+
+
 def test_replicas_and_spelled_out_defaults_are_no_change() -> None:
-    spec = a_pool().spec
-    assert RECORD.same_spec({**spec, "replicas": 7})
-    assert RECORD.same_spec({**spec, "whenUnfit": "Refuse", "reservedSlots": 0})
-    assert RECORD.same_spec({**spec, "fieldOfANewerCrd": "default"})
-    assert not RECORD.same_spec({**spec, "reservedSlots": 1})
+    assert RECORD.speaks_of(pool(2, replicas=7))
+    assert RECORD.speaks_of(pool(2, whenUnfit="Refuse", reservedSlots=0))
+    assert RECORD.speaks_of(pool(2, fieldOfANewerCrd="default"))
+    assert not RECORD.speaks_of(pool(2, reservedSlots=1))
+
+
+def test_a_default_of_a_newer_crd_is_no_change_either() -> None:
+    # Read with another value although nobody wrote to the pool.
+    defaulted = pool(1, reservedSlots=1)
+    assert RECORD.speaks_of(defaulted)
+    # Later the user scales: the default that was seen meanwhile is still none of the user's.
+    scaled = pool(2, reservedSlots=1, replicas=3)
+    assert RECORD.brought_up_to(defaulted).speaks_of(scaled)
+    assert not RECORD.brought_up_to(defaulted).speaks_of(pool(2, reservedSlots=2))

@@ -6,15 +6,16 @@ user's engine.podTemplate, and what is ours to say (OWNED: the numbers, the prob
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, Final
 
 from ballonet.api.v1alpha1 import InferencePoolSpec, RolloutStrategy
 from ballonet.cluster.port import Json
 from ballonet.engines.base import PORT
 from ballonet.planning.plan import MODEL_MOUNT, Plan
-from ballonet.planning.pod import CONTAINER, engine_containers
+from ballonet.planning.pod import CONTAINER, engine_containers, user_template
 from ballonet.planning.runtime_budget import config_map_data
-from ballonet.reconcile.merge import fingerprint, merge, without_nulls
+from ballonet.reconcile.merge import fingerprint, merge
 from ballonet.reconcile.ownership import (
     INSTALLATION_ANNOTATION,
     MANAGED_BY,
@@ -65,54 +66,10 @@ def selector(name: str) -> str:
     return f"{POOL_LABEL}={name}"
 
 
-def template_shape_problem(spec: InferencePoolSpec) -> str | None:
-    """Return why engine.podTemplate cannot be merged at all, or None."""
-    template = without_nulls(spec.engine.pod_template or {})
-    for path in (("metadata",), ("metadata", "labels"), ("metadata", "annotations"), ("spec",)):
-        value: Any = template
-        for part in path:
-            value = value.get(part, {})
-        if not isinstance(value, dict):
-            return f"spec.engine.podTemplate.{'.'.join(path)} must be a map"
-    for field in ("containers", "initContainers", "volumes"):
-        items = template.get("spec", {}).get(field, [])
-        if not isinstance(items, list) or not all(
-            isinstance(item, dict) and isinstance(item.get("name"), str) for item in items
-        ):
-            return f"spec.engine.podTemplate.spec.{field} must be a list of maps with a name"
-    for container in engine_containers(spec):
-        for field in ("env", "volumeMounts", "ports"):
-            items = container.get(field) or []
-            if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-                return (
-                    f"spec.engine.podTemplate.spec.containers[{CONTAINER}].{field} must be a list "
-                    "of maps"
-                )
-    return None
-
-
-def template_problems(spec: InferencePoolSpec) -> list[str]:
-    """Return what engine.podTemplate sets that is not the user's to set, a sentence each."""
-    problems = []
-    for container in engine_containers(spec):
-        for field in ("command", "args"):
-            if field in container:
-                problems.append(
-                    f"spec.engine.podTemplate sets {field} of container {CONTAINER}: "
-                    "use spec.engine.args"
-                )
-        if container.get("envFrom"):
-            problems.append(
-                f"spec.engine.podTemplate sets envFrom of container {CONTAINER}, which may hide "
-                "variables that Ballonet owns: name each variable under env with valueFrom"
-            )
-    return problems
-
-
 def render_template(name: str, spec: InferencePoolSpec, plan: Plan) -> Json:
     """Return the pod template of a plan that has gates. The same inputs give the same template."""
-    user = without_nulls(spec.engine.pod_template or {})
-    rendered: Json = merge(merge(_defaults(spec, plan), user), _owned(name, spec, plan))
+    layers = _defaults(spec, plan), user_template(spec), _owned(name, spec, plan)
+    rendered: Json = reduce(merge, layers)
     return rendered
 
 

@@ -17,6 +17,7 @@ from ballonet.api.v1alpha1 import InferencePoolSpec, WhenUnfit
 from ballonet.cluster.port import Json
 from ballonet.planning.measured import Verification, verify
 from ballonet.planning.plan import Plan
+from ballonet.planning.pod import template_shape_problem
 from ballonet.planning.remedies import Remedy
 from ballonet.planning.runtime_budget import runtime_budget
 from ballonet.reconcile import children
@@ -81,7 +82,7 @@ def decide(
     pool = observed.pool
     name = pool["metadata"]["name"]
     stored = _stored_record(observed)
-    applied_already = stored is not None and stored.same_spec(pool.get("spec", {}))
+    applied_already = stored is not None and stored.speaks_of(pool)
     config_text = observed.config_text
     if applied_already and observed.problem is not None and stored is not None:
         # The ConfigMap went away under running pods: what it said still describes them.
@@ -114,11 +115,7 @@ def decide(
         findings[ConditionType.BUDGET_VERIFIED] = (
             verification.budget_verified if verification is not None else _NO_REPORT
         )
-        if (
-            verification is not None
-            and verification.budget is not None
-            and record.same_spec(pool["spec"])
-        ):
+        if verification is not None and verification.budget is not None and record.speaks_of(pool):
             findings[ConditionType.TOPOLOGY_FITS] = verification.topology_fits
             if verification.topology_fits.status is Status.FALSE:
                 remedies = _measured_remedies(observed, plan, verification, planner)
@@ -240,14 +237,15 @@ def _rollout(
     renders differently from what the user had before. Whatever was learnt, or a newer operator
     would do otherwise, waits for the next such change.
     """
-    name, raw = observed.pool["metadata"]["name"], observed.pool.get("spec", {})
+    pool = observed.pool
+    name = pool["metadata"]["name"]
     blocker = next(_blockers(observed, plan), None)
     live = observed.deployment.live
     if stored is not None and not (live is not None and rolling_out(live)):
         stored = replace(stored, previous_budget=None)
-    if stored is not None and stored.same_spec(raw):
+    if stored is not None and stored.speaks_of(pool):
         newer = blocker is None and _render(name, observed.spec, plan) != stored.template
-        return _Rollout(stored, _applied(update_pending=newer))
+        return _Rollout(stored.brought_up_to(pool), _applied(update_pending=newer))
     if blocker is not None:
         return _Rollout(stored, blocker)
     assert plan is not None
@@ -255,7 +253,9 @@ def _rollout(
     # Only a plan whose blocker was found above has no gates.
     assert template is not None and observed.spec is not None
     fresh = AppliedRecord(
-        spec=without_replicas(raw),
+        uid=pool["metadata"]["uid"],
+        generation=pool["metadata"].get("generation", 0),
+        spec=without_replicas(pool["spec"]),
         config_text=observed.config_text,
         template=template,
         strategy=children.strategy(observed.spec),
@@ -292,12 +292,11 @@ def _blockers(observed: Observed, plan: Plan | None) -> Iterator[Finding]:
     assert plan is not None and observed.spec is not None
     if plan.spec_resolved.status is not Status.TRUE:
         yield plan.spec_resolved
-    shape = children.template_shape_problem(observed.spec)
+    shape = template_shape_problem(observed.spec)
     if shape is not None:
         yield Finding(Status.FALSE, Reason.INVALID_POD_TEMPLATE, shape)
-    refused = (*plan.refused_arguments, *children.template_problems(observed.spec))
-    if refused:
-        yield Finding(Status.FALSE, Reason.FLAG_REFUSED, "; ".join(refused))
+    if plan.refused_arguments:
+        yield Finding(Status.FALSE, Reason.FLAG_REFUSED, " ".join(plan.refused_arguments))
     if plan.budget_computed.status is Status.FALSE:
         yield plan.budget_computed
     if plan.topology_fits.status is Status.FALSE and observed.spec.when_unfit is WhenUnfit.REFUSE:

@@ -47,15 +47,6 @@ def merge(base: Any, over: Any, *, field: str = "") -> Any:
     return over
 
 
-def without_nulls(value: Any) -> Any:
-    """Return the value without null members: in an apply they would mean nothing."""
-    if isinstance(value, dict):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [without_nulls(item) for item in value if item is not None]
-    return value
-
-
 def covers(live: Any, desired: Any, *, field: str = "") -> bool:
     """Return whether the live value holds everything that is desired.
 

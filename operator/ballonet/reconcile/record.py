@@ -11,7 +11,7 @@ import base64
 import gzip
 import json
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -27,11 +27,14 @@ _MAX_BYTES: Final = 4 * 1024 * 1024
 class AppliedRecord:
     """Inputs and outcome of one rendering.
 
-    ``spec`` is the pool's spec as it was read, without replicas; ``strategy`` the Deployment's
+    ``uid`` and ``generation`` are of the pool when it was looked at last; ``spec`` is its spec as
+    it was read, without replicas; ``strategy`` the Deployment's
     fields about roll-outs; ``budget`` the document for agent runtimes; ``previous_budget`` that of
     the template before, for as long as both may serve.
     """
 
+    uid: str
+    generation: int
     spec: Json
     config_text: str | None
     template: Json
@@ -46,12 +49,26 @@ class AppliedRecord:
         # mtime=0 and a fixed level: the text must not change from pass to pass.
         return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
-    def same_spec(self, spec: Json) -> bool:
-        """Return whether the record was rendered from this spec, whatever its replicas.
+    def speaks_of(self, pool: Json) -> bool:
+        """Return whether the user changed nothing but replicas since.
 
-        Both are read by today's model, so a default that a newer CRD adds is no difference.
+        A default that a newer CRD adds changes how a spec reads but not its generation, and one
+        that today's model knows too is none at all.
         """
-        return normal_form(self.spec) == normal_form(spec)
+        metadata = pool["metadata"]
+        if (self.uid, self.generation) == (metadata["uid"], metadata.get("generation")):
+            return True
+        return normal_form(self.spec) == normal_form(pool.get("spec", {}))
+
+    def brought_up_to(self, pool: Json) -> AppliedRecord:
+        """Return the record for a pool that it speaks of, as that reads now."""
+        metadata = pool["metadata"]
+        return replace(
+            self,
+            uid=metadata["uid"],
+            generation=metadata.get("generation", 0),
+            spec=without_replicas(pool.get("spec", {})),
+        )
 
 
 def decode(text: str | None) -> AppliedRecord | None:
