@@ -1,0 +1,15 @@
+"""`make bench`: all benchmarks; they print figures and judge nothing."""
+
+from __future__ import annotations
+
+from benchmarks import cluster, plan
+
+
+def main() -> None:
+    """Run one after the other."""
+    plan.main()
+    cluster.main()
+
+
+if __name__ == "__main__":
+    main()
