@@ -90,7 +90,7 @@ async def test_a_failed_pass_is_counted_and_comes_back_later_each_time(harness: 
         (ApiError(0, "Timeout", "no answer"), 1, "Unreachable"),
         (ApiError(409, "Conflict", "modified"), 1, "Api409"),
         (
-            ApiError(500, "", "field not declared in schema"),
+            ApiError(422, "Invalid", 'strict decoding error: unknown field "status.x"'),
             SCHEMA_RETRY_SECONDS,
             "SchemaMismatch",
         ),
