@@ -172,6 +172,16 @@ def test_roles_that_fit_do_not_make_a_ceiling_fit_that_may_not_start() -> None:
     assert plan.gates is not None and plan.gates.max_concurrent == 3
 
 
+def test_what_surely_fits_is_told_where_far_more_is_needed() -> None:
+    # The memory of 30,000 sequences leaves no block at the low end; that of the limit does.
+    many = [topology(role("w", 30, maxTokens=4096), runs=1000)]
+    plan = h100(topologies=many, sequence={"maxTokens": 4096})
+    assert plan.budget_blocks is not None and plan.budget_blocks.low == 0
+    assert plan.topology_fits.reason is Reason.EXCEEDS_BUDGET
+    assert plan.gates is not None and plan.available_slots == plan.gates.max_concurrent > 20
+    assert f"; {plan.available_slots} surely fit." in plan.topology_fits.message
+
+
 def test_one_sequence_without_the_safety_starts_but_is_not_promised() -> None:
     for pool in ({"topologies": []}, {"topologies": [], "reservedSlots": 1}):
         plan = demo(budget=kv_memory(34), **pool)

@@ -105,11 +105,12 @@ def verdict_text(
     budget: Interval,
     reason: Reason,
     sure: int,
+    concurrent: int,
     limit: int,
 ) -> str:
     """Return what the comparison of need and budget means."""
     trust = ""
-    if sure >= limit > max_concurrent(budget.low, need.blocks_per_sequence):
+    if sure >= limit > concurrent:
         trust = f"; the limit of {limit} trusts the ceilings and prefixes of roles"
     if reason is Reason.FITS:
         return f"all {need.slots} fit{trust}"
@@ -175,10 +176,23 @@ def topology_finding(
     budget: Interval,
     judgement: Judgement,
     sure: int,
+    concurrent: int,
     limit: int,
     source: Source,
 ) -> Finding:
-    """Return the finding of TopologyFits: the need, the budget, what fits."""
+    """Return the finding of TopologyFits: the need, the budget, what fits.
+
+    Args:
+        spec: what the user wants.
+        need: need of one engine.
+        blocks: KV blocks of an engine that runs what is needed, the null block among them.
+        budget: the same as promised blocks.
+        judgement: what came of comparing them.
+        sure: sequences of which any surely fit.
+        concurrent: sequences at the pool's ceiling that surely fit an engine that runs the limit.
+        limit: sequences that the engine runs at once.
+        source: where the blocks come from.
+    """
     status = _STATUS[judgement.verdict]
     word = source.value.lower()
     if judgement.reason is Reason.NO_TOPOLOGY:
@@ -197,6 +211,7 @@ def topology_finding(
         budget=budget,
         reason=judgement.reason,
         sure=sure,
+        concurrent=concurrent,
         limit=limit,
     )
     tail = f"{budget_text(blocks, budget, spec.budget.safety_percent, word)}; {verdict}."

@@ -185,6 +185,7 @@ def _topology(
         budget=Interval.point(budget),
         judgement=judgement,
         sure=sure,
+        concurrent=max_concurrent(budget, need.blocks_per_sequence),
         limit=limit,
         source=Source.MEASURED,
     )

@@ -302,10 +302,11 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
     source = Source.GIVEN if given else Source.PREDICTED
     fatal = would_not_start(capacity, slots.limit)
     judgement = judge(need, budget, slots.limit)
+    concurrent = max_concurrent(capacity.budget(slots.limit).low, need.blocks_per_sequence)
     sure = slots.sure
     if judgement.verdict is Verdict.FITS:
         sure = max(sure, need.slots)
-    if not surely_starts(capacity, judged_slots):
+    if not surely_starts(capacity, slots.limit):
         sure = 0
         if judgement.verdict is Verdict.FITS:
             judgement = Judgement(Verdict.UNKNOWN, Reason.WITHIN_UNCERTAINTY)
@@ -316,6 +317,7 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
         budget=budget,
         judgement=judgement,
         sure=sure,
+        concurrent=concurrent,
         limit=slots.limit,
         source=source,
     )
@@ -326,7 +328,6 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
             judgement.reason,
             explain.bounded(f"The engine would not start. {fatal.message}"),
         )
-    concurrent = max_concurrent(capacity.budget(slots.limit).low, need.blocks_per_sequence)
     gates = _gates(spec, resolved, slots.limit)
     steps = (
         *explain.layout_steps(layout, spec.sequence.max_tokens, resolved.source),
