@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NoReturn
@@ -67,6 +67,21 @@ def _turn(item: pytest.Item) -> int:
     if SCENARIOS not in item.path.parents:
         return 0
     return 2 if "local_operators" in getattr(item, "fixturenames", ()) else 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the operator said when a scenario fails."""
+    report = yield
+    if report.failed and call.when == "call":
+        for name in ("pod_operator", "installed", "operator_behind_proxy"):
+            operator = getattr(item, "funcargs", {}).get(name)
+            if operator is not None:
+                report.sections.append(("log of the operator", operator.tail()))
+                break
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

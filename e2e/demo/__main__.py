@@ -24,8 +24,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave everything in place")
     arguments = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    progress = Progress(lambda line: console.print(line, markup=False))
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    progress = Progress(lambda line: console.print(line, markup=False, soft_wrap=True))
     try:
         site = find_site()
         _install(site, progress)

@@ -38,10 +38,11 @@ def _fan_outs(outcome: Outcome) -> Table:
         title="Planner + 5 workers, each grown to its ceiling, on 128 KV blocks",
         title_justify="left",
     )
-    for heading in ("engine", "ceiling", "limit", "finished", "preemptions"):
-        table.add_column(heading, justify="left" if heading == "engine" else "right")
-    for heading in ("peak running", "peak waiting", "peak KV usage", "wall time"):
-        table.add_column(heading, justify="right")
+    table.add_column("engine", no_wrap=True)
+    for heading in ("ceiling", "limit", "finished", "preemptions"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("peak running", "peak waiting", "peak KV blocks", "wall time"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for run in (outcome.plain, outcome.warned, outcome.remedied):
         table.add_row(*_cells(run))
     return table
@@ -57,6 +58,6 @@ def _cells(run: Run) -> list[str]:
         str(load.preemptions),
         str(load.peak_running),
         str(load.peak_waiting),
-        f"{load.peak_usage:.0%} ({load.peak_blocks} of {load.usable_blocks})",
+        f"{load.peak_blocks} of {load.usable_blocks} ({load.peak_usage:.0%})",
         f"{load.wall_seconds:.1f} s",
     ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from e2e.harness.api import DEPLOYMENT, LEASE, POD, SECRET, Api, Json
+from e2e.harness.api import DEPLOYMENT, LEASE, POD, SECRET, Api, ApiError, Json
 from e2e.harness.installation import (
     ACCOUNT,
     REPOSITORY,
@@ -48,7 +48,7 @@ class PodOperator:
         try:
             eventually(self.is_ready, "the operator's pod is ready", timeout_seconds=READY_SECONDS)
         except AssertionError as error:
-            raise AssertionError(f"{error}; its log ends:\n{self.logs()[-2000:]}") from error
+            raise AssertionError(f"{error}; its log ends:\n{self.tail()}") from error
 
     def is_ready(self) -> bool:
         deployment = self.api.get(DEPLOYMENT, SYSTEM_NAMESPACE, DEPLOYMENT_NAME)
@@ -89,10 +89,16 @@ class PodOperator:
             for status in pod["status"].get("containerStatuses", [])
         )
 
-    def logs(self) -> str:
-        return "\n".join(
-            self.api.logs(SYSTEM_NAMESPACE, pod["metadata"]["name"]) for pod in self.pods()
-        )
+    def tail(self, lines: int = 40) -> str:
+        """Return the end of the log; what cannot be read is said instead."""
+        parts = []
+        for pod in self.pods():
+            name = pod["metadata"]["name"]
+            try:
+                parts.append(self.api.logs(SYSTEM_NAMESPACE, name, tailLines=str(lines)))
+            except ApiError as error:
+                parts.append(f"{name}: {error}")
+        return "\n".join(parts)
 
 
 @dataclass

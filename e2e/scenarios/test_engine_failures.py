@@ -35,8 +35,9 @@ def crash(*lines: str) -> str:
 
 
 def limited(memory: str) -> dict[str, object]:
-    """A pod template with a lower memory limit is the way to run out of it."""
-    container = {"name": "engine", "resources": {"limits": {"memory": memory}}}
+    """A pod template with little memory is the way to run out of it."""
+    resources = {"requests": {"memory": memory}, "limits": {"memory": memory}}
+    container = {"name": "engine", "resources": resources}
     return {"spec": {"containers": [container]}}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from e2e.harness.api import Json
-from e2e.harness.poll import eventually
 from e2e.harness.pool_client import PoolClient, fingerprints
 from e2e.harness.pools import a_pool, condition, is_now
 
@@ -79,4 +78,3 @@ def test_an_engine_that_reports_fewer_blocks_than_planned_is_shown_and_not_resta
     assert "measured" in fits["message"]
     assert is_now(pools.get(), "Ready", "True"), "a measured misfit never changes Ready"
     assert fingerprints(pools.pods()) == before
-    assert eventually(lambda: pools.get()["status"].get("remedies"), "remedies are offered")
