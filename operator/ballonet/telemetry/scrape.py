@@ -21,6 +21,8 @@ from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
 TIMEOUT_SECONDS: Final = 5.0
 MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 MAX_VERSION_BYTES: Final = 4096
+# Some lines for each engine in a pod: the rest would only keep the event loop busy.
+MAX_LINES: Final = 2048
 AT_ONCE: Final = 16
 MAX_COUNT: Final = 10**15
 _WHOLE: Final = re.compile(r"[0-9]{1,15}")
@@ -95,6 +97,8 @@ class DirectScrape:
                 # A compressed page could unfold to any size.
                 headers={"Accept-Encoding": "identity"},
                 trust_env=False,
+                # Of two requests to a pod the second may outlive the pass that failed on the first.
+                timeout=aiohttp.ClientTimeout(total=self._timeout_seconds),
             )
         host = f"[{target.ip}]" if ":" in target.ip else target.ip
         url = f"http://{host}:{target.port}{path}"
@@ -155,6 +159,8 @@ def _parse(page: str, names: MetricNames) -> dict[str, list[Series]]:
     )
     # Parsing a whole page costs milliseconds a pod; five series are wanted out of hundreds.
     lines = [line for line in page.splitlines() if line.startswith(wanted)]
+    if len(lines) > MAX_LINES:
+        raise InvalidPageError(f"/metrics has more than {MAX_LINES} lines of the series read")
     series: dict[str, list[Series]] = {}
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
