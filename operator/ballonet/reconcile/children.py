@@ -23,7 +23,7 @@ from ballonet.reconcile.ownership import (
     POOL_LABEL,
     owner_reference,
 )
-from ballonet.reconcile.record import ANNOTATION, AppliedRecord
+from ballonet.reconcile.record import ANNOTATION, LIMITS, AppliedRecord
 
 HASH_ANNOTATION: Final = "ballonet.io/hash"
 BUDGET_SUFFIX: Final = "-budget"
@@ -129,7 +129,7 @@ def budget_config_map(pool: Json, record: AppliedRecord, *, rolling_out: bool) -
     """Return the ConfigMap that agent runtimes read; during a roll-out the lower of both limits."""
     document = dict(record.budget)
     if rolling_out and record.previous_budget is not None:
-        for field in ("slots", "ceilingTokens"):
+        for field in LIMITS:
             document[field] = min(record.budget[field], record.previous_budget[field])
     return _child(
         pool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -22,10 +23,13 @@ from ballonet.planning.remedies import Remedy
 from ballonet.planning.runtime_budget import runtime_budget
 from ballonet.reconcile import children
 from ballonet.reconcile.gather import Observed
+from ballonet.reconcile.merge import covers
 from ballonet.reconcile.ownership import Child, Holder
 from ballonet.reconcile.pods import availability, rolling_out
 from ballonet.reconcile.record import (
     ANNOTATION,
+    LIMITS,
+    MAX_TEMPLATE_CHARACTERS,
     AppliedRecord,
     decode,
     normal_form,
@@ -41,7 +45,8 @@ class Decision:
     """What is to be written, and what the conditions say if that succeeds.
 
     ``applies`` are in the order of writing; ``deletes`` are left-overs of an earlier pool.
-    ``settle_seconds`` is how long a due roll-out still waits for the spec to stay unchanged.
+    ``settle_seconds`` is how long a due roll-out still waits for the spec to stay unchanged;
+    ``replaces_pods`` says that one goes out with these applies.
     """
 
     findings: dict[ConditionType, Finding]
@@ -52,14 +57,11 @@ class Decision:
     applies: tuple[Json, ...] = ()
     deletes: tuple[Json, ...] = ()
     settle_seconds: float = 0.0
+    replaces_pods: bool = False
 
     def conditions(self) -> dict[ConditionType, Finding]:
         """Return all findings with Ready, Reconciling and Stalled."""
         return summarize(self.findings)
-
-    def with_configured(self, finding: Finding) -> Decision:
-        """Return the decision with what became of the writes."""
-        return replace(self, findings={**self.findings, ConditionType.CONFIGURED: finding})
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,18 @@ class _Rollout:
 
 
 def decide(
-    observed: Observed, *, planner: Planner, installation: str, settle_seconds: float
+    observed: Observed,
+    *,
+    planner: Planner,
+    installation: str,
+    settle_seconds: float,
+    refusal: Finding | None = None,
 ) -> Decision:
     """Return what is to be done about one pool.
 
     ``planner`` gives the plan of (name, spec, config text, with remedies), ``settle_seconds`` is
-    how long the spec must still stay unchanged before pods may be replaced.
+    how long the spec must still stay unchanged before pods may be replaced, ``refusal`` what the
+    API server said against what was decided without it: then what runs stays.
     """
     pool = observed.pool
     name = pool["metadata"]["name"]
@@ -92,26 +100,35 @@ def decide(
     remedies = plan.remedies if plan is not None else ()
     taken = _obstacle(observed)
     if taken is not None:
-        findings[ConditionType.CONFIGURED] = taken
+        findings[ConditionType.CONFIGURED] = refusal or taken
         findings.update(_no_pods("no pods run: " + taken.message))
         return Decision(findings, plan, remedies=remedies, deletes=_left_overs(observed))
-    rollout = _rollout(observed, plan, stored, planner, settle_seconds)
+    own = observed.deployment.own
+    if refusal is None:
+        rollout = _rollout(observed, plan, stored, planner, settle_seconds)
+    else:
+        rollout = _Rollout(stored if own is not None else None, refusal)
     findings[ConditionType.CONFIGURED] = rollout.configured
     record = rollout.record
     if record is None:
         findings.update(_no_pods("no pods are started: " + rollout.configured.message))
         return Decision(findings, plan, remedies=remedies)
-    live = observed.deployment.live
-    if live is None or observed.deployment.holder is not Holder.THIS_POOL:
+    applies = _desired(observed, record, installation)
+    replaces_pods = stored is not None and stored.template != record.template
+    if own is None:
         findings.update(_no_pods("pods are being started"))
         findings[ConditionType.AVAILABLE] = Finding(
             Status.FALSE, Reason.STARTING, "pods are being started"
         )
         verification = None
     else:
-        findings[ConditionType.AVAILABLE] = _availability(observed, live, record)
+        change_due = replaces_pods or not covers(own["spec"], applies[-1]["spec"])
+        findings[ConditionType.AVAILABLE] = _availability(observed, own, record, change_due)
         findings[ConditionType.METRICS_AVAILABLE] = _metrics_available(observed)
-        verification = _verification(observed, live, record, planner)
+        # While pods of two templates serve, their numbers do not describe one plan.
+        verification = (
+            None if change_due or rolling_out(own) else _verification(observed, record, planner)
+        )
         findings[ConditionType.BUDGET_VERIFIED] = (
             verification.budget_verified if verification is not None else _NO_REPORT
         )
@@ -125,8 +142,9 @@ def decide(
         record,
         verification,
         remedies,
-        applies=_desired(observed, record, installation),
+        applies=applies,
         settle_seconds=rollout.settle_seconds,
+        replaces_pods=replaces_pods,
     )
 
 
@@ -265,7 +283,7 @@ def _rollout(
     if stored is None or live is None:
         return _Rollout(fresh, _applied(update_pending=False))
     if _render_again(name, stored, planner) == template:
-        limits = {key: stored.budget[key] for key in ("slots", "ceilingTokens")}
+        limits = {key: stored.budget[key] for key in LIMITS}
         kept = replace(
             fresh,
             template=stored.template,
@@ -295,6 +313,14 @@ def _blockers(observed: Observed, plan: Plan | None) -> Iterator[Finding]:
     shape = template_shape_problem(observed.spec)
     if shape is not None:
         yield Finding(Status.FALSE, Reason.INVALID_POD_TEMPLATE, shape)
+    length = len(json.dumps(observed.spec.engine.pod_template))
+    if length > MAX_TEMPLATE_CHARACTERS:
+        yield Finding(
+            Status.FALSE,
+            Reason.INVALID_POD_TEMPLATE,
+            f"spec.engine.podTemplate has {length} characters, more than "
+            f"{MAX_TEMPLATE_CHARACTERS}: move data from it into a ConfigMap and mount that",
+        )
     if plan.refused_arguments:
         yield Finding(Status.FALSE, Reason.FLAG_REFUSED, " ".join(plan.refused_arguments))
     if plan.budget_computed.status is Status.FALSE:
@@ -334,10 +360,7 @@ def _followed_by(stored: AppliedRecord, fresh: AppliedRecord) -> AppliedRecord:
     if stored.previous_budget is not None:
         previous = {
             **previous,
-            **{
-                key: min(previous[key], stored.previous_budget[key])
-                for key in ("slots", "ceilingTokens")
-            },
+            **{key: min(previous[key], stored.previous_budget[key]) for key in LIMITS},
         }
     return replace(fresh, previous_budget=previous)
 
@@ -361,10 +384,14 @@ def _desired(observed: Observed, record: AppliedRecord, installation: str) -> tu
 # --- what runs -----------------------------------------------------------------------------------
 
 
-def _availability(observed: Observed, live: Json, record: AppliedRecord) -> Finding:
+def _availability(
+    observed: Observed, own: Json, record: AppliedRecord, change_due: bool
+) -> Finding:
     return availability(
-        live,
+        own,
         observed.pods,
+        wanted=observed.pool["spec"].get("replicas", 1),
+        change_due=change_due,
         declared_version=record.spec["engine"]["version"],
         running_versions={
             reading.target.name: reading.version
@@ -390,11 +417,8 @@ def _metrics_available(observed: Observed) -> Finding:
 
 
 def _verification(
-    observed: Observed, live: Json, record: AppliedRecord, planner: Planner
+    observed: Observed, record: AppliedRecord, planner: Planner
 ) -> Verification | None:
-    # While pods of two templates serve, their numbers do not describe one plan.
-    if rolling_out(live):
-        return None
     serving = planner(
         observed.pool["metadata"]["name"],
         {**record.spec, "replicas": observed.pool["spec"].get("replicas", 1)},

@@ -12,11 +12,13 @@ from ballonet.api.v1alpha1 import MAX_CONFIG_CHARACTERS, InferencePoolSpec
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 from ballonet.planning.pod import CONTAINER
 from ballonet.reconcile.children import BUDGET_SUFFIX, selector
-from ballonet.reconcile.ownership import Child, Holder, examine
+from ballonet.reconcile.ownership import Child, examine
 from ballonet.reconcile.pods import EndedRun, LastWords, ended_runs, owned_pods
 from ballonet.telemetry.port import EngineSample, ScrapeFailure
 
 _LOG_LINES: Final = 300
+# What is kept of them between passes, for each pool.
+_LOG_CHARACTERS: Final = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -93,19 +95,19 @@ async def read_children(cluster: Cluster, pool: Json) -> tuple[Child, Child, Chi
 
 async def read_pods(cluster: Cluster, pool: Json, deployment: Child) -> list[Json]:
     """Return the pods of the pool's own Deployment, oldest first."""
-    if deployment.live is None or deployment.holder is not Holder.THIS_POOL:
+    if deployment.own is None:
         return []
     name = pool["metadata"]["name"]
     pods = await cluster.list(Kind.POD, pool["metadata"]["namespace"], labels=selector(name))
-    return owned_pods(pods, deployment.live)
+    return owned_pods(pods, deployment.own)
 
 
 async def read_last_words(
     cluster: Cluster, pods: Sequence[Json], known: Mapping[EndedRun, LastWords]
 ) -> dict[EndedRun, LastWords]:
-    """Return the logs of failed runs; those that are known are not read again."""
+    """Return the log of the first failed run, which is the one that is told of, read once."""
     words = {}
-    for run in ended_runs(pods):
+    for run in ended_runs(pods)[:1]:
         if run in known:
             words[run] = known[run]
             continue
@@ -123,7 +125,7 @@ async def read_last_words(
                 raise
             # The run is gone already; its termination message must do.
             continue
-        words[run] = LastWords(log)
+        words[run] = LastWords(log[-_LOG_CHARACTERS:])
     return words
 
 

@@ -33,6 +33,11 @@ class Child:
     live: Json | None
     holder: Holder
 
+    @property
+    def own(self) -> Json | None:
+        """The live object if this pool controls it."""
+        return self.live if self.holder is Holder.THIS_POOL else None
+
 
 def examine(live: Json | None, pool: Json) -> Child:
     """Return who holds the live object, seen from the pool."""

@@ -19,6 +19,7 @@ from ballonet.planning.pod import CONTAINER
 from ballonet.telemetry.port import PodTarget
 
 _MAX_WORDS: Final = 400
+_MAX_LINE: Final = 2000
 _IMAGE_REASONS: Final = frozenset(
     {
         "ErrImagePull",
@@ -33,10 +34,19 @@ _CREATE_REASONS: Final = frozenset(
 )
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (?:ErrImagePull: )?')
 _ERROR_LINE = re.compile(r"(?:\b\w*(?:Error|Exception)\b[:(]|\berror:|\bERROR\b|\bfatal\b)", re.I)
-# Values of anything that is called a token, key, password or secret never leave a log.
+# Values of anything that is called a token, key, password or secret never leave a log; counts of
+# tokens and tokenizers do. Every name is looked at once and nothing is tried again (possessive
+# quantifiers): a pod writes what it likes, and must not keep the operator busy with it.
+_SENSITIVE: Final = (
+    r"(?=[\w-]*(?:token(?!s|iz)|secret|passw(?:or)?d|(?:api|access)[_-]?key|authorization"
+    r"|credential))"
+)
 _SECRET = re.compile(
-    r"(?i)\b((?:[\w-]*(?:token|secret|password|passwd|api[_-]?key|authorization|credential)[\w-]*)"
-    r"['\"]?\s*[=:]\s*['\"]?(?:bearer\s+)?)[^\s'\",]+|\bhf_[A-Za-z0-9]{8,}"
+    rf"(?i)(?<![\w-])({_SENSITIVE}[\w-]++[\\'\"]*+\s*+[=:]\s*+\\*+)"
+    r"(?:\[[^\]]*+|\"[^\"]*+|'[^']*+|(?:(?:bearer|basic)\s++)?[^\s'\",]++)"
+    rf"|(?<![\w-])({_SENSITIVE}--[\w-]++\s++)(?!-)\S++"
+    r"|(?<![\w-])(?:hf_|sk-)[\w-]{8,}+"
+    r"|(?<=://)[^\s/@]++(?=@)"
 )
 
 
@@ -111,20 +121,22 @@ def availability(
     deployment: Json,
     pods: Sequence[Json],
     *,
+    wanted: int,
+    change_due: bool,
     declared_version: str,
     running_versions: Mapping[str, str],
     last_words: Mapping[str, LastWords],
 ) -> Finding:
     """Return the Available finding.
 
+    ``wanted`` is how many replicas the pool asks for, ``change_due`` whether this pass still has to
+    write a spec of the Deployment that its status says nothing about yet.
     ``running_versions`` maps pod names to what /version of a serving engine said, ``last_words``
     pod names to the log of the run that failed.
     """
-    wanted = int(deployment["spec"].get("replicas", 1))
     status = deployment.get("status", {})
-    failure = _first_failure(deployment, pods, last_words)
-    done = not rolling_out(deployment) and status.get("availableReplicas", 0) >= wanted
-    if done:
+    changing = change_due or rolling_out(deployment)
+    if not changing and status.get("availableReplicas", 0) >= wanted:
         for pod, version in sorted(running_versions.items()):
             if _release(version) != _release(declared_version):
                 return Finding(
@@ -136,17 +148,23 @@ def availability(
                 )
         text = f"{wanted} of {wanted} replicas serve" if wanted else "scaled to 0 replicas"
         return Finding(Status.TRUE, Reason.MINIMUM_REPLICAS, text)
+    failure = _first_failure(deployment, pods, last_words)
     if failure is not None:
         return failure
     ready = min(int(status.get("readyReplicas", 0)), wanted)
-    return Finding(
-        Status.FALSE, Reason.STARTING, f"{ready} of {wanted} replicas serve; the rest is on its way"
-    )
+    if changing and deployment["spec"].get("paused"):
+        rest = (
+            f"Deployment {deployment['metadata']['name']} is paused, so no pod is replaced: run "
+            "kubectl rollout resume"
+        )
+    else:
+        rest = "the rest is on its way" if ready < wanted else "a change is on its way"
+    return Finding(Status.FALSE, Reason.STARTING, f"{ready} of {wanted} replicas serve; {rest}")
 
 
 def redact(text: str) -> str:
     """Return text without the values of what looks like a secret."""
-    return _SECRET.sub(lambda match: f"{match[1] or ''}***", text)
+    return _SECRET.sub(lambda match: f"{match[1] or match[2] or ''}***", text)
 
 
 def _first_failure(
@@ -236,7 +254,7 @@ _CHECKS: Final[tuple[Callable[[Json, Mapping[str, LastWords]], Finding | None], 
 
 def _engine_failure(where: str, exit_code: int, log: str) -> Finding:
     """Name the cause by the known words of the engine, which may stand far above the last error."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    lines = [line.strip()[:_MAX_LINE] for line in log.splitlines() if line.strip()]
     for failure in START_FAILURES:
         for line in lines:
             if re.search(failure.pattern, line):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 import structlog
@@ -25,7 +26,7 @@ from ballonet.reconcile.gather import (
     read_spec,
 )
 from ballonet.reconcile.merge import fingerprint
-from ballonet.reconcile.ownership import INSTALLATION_ANNOTATION, Child, Holder
+from ballonet.reconcile.ownership import INSTALLATION_ANNOTATION, Child
 from ballonet.reconcile.pods import EndedRun, LastWords, rolling_out, targets
 from ballonet.reconcile.record import normal_form
 from ballonet.telemetry.port import EngineSample, MetricsSource, PodTarget, ScrapeFailure
@@ -42,7 +43,6 @@ STARTING_PERIOD_SECONDS: Final = 10.0
 # Referenced ConfigMaps are not watched: that would need a watch on everybody's.
 REFERENCE_PERIOD_SECONDS: Final = 60.0
 IDLE_PERIOD_SECONDS: Final = 600.0
-_LEAVING_SECONDS: Final = 1.0
 _REFUSED_AGAIN_SECONDS: Final = 600.0
 
 
@@ -88,6 +88,7 @@ class _Memory:
     changed_at: float = 0.0
     burst_began_at: float = 0.0
     plans: dict[str, Plan | None] = field(default_factory=dict)
+    earlier_plans: dict[str, Plan | None] = field(default_factory=dict)
     samples: dict[str, EngineSample] = field(default_factory=dict)
     words: dict[EndedRun, LastWords] = field(default_factory=dict)
     refused: _Refused | None = None
@@ -141,19 +142,28 @@ class Reconciler:
         if await self._is_held_elsewhere(pool, children[0]):
             return Outcome(REFERENCE_PERIOD_SECONDS)
         observed = await self._gather(pool, children, memory)
+        own = observed.deployment.own
+        decide_now = partial(
+            decide,
+            observed,
+            planner=partial(self._plan, memory),
+            installation=self._installation,
+            settle_seconds=self._settle_seconds(memory),
+        )
+        memory.earlier_plans, memory.plans = memory.plans, {}
         try:
-            decision = decide(
-                observed,
-                planner=lambda *inputs: self._plan(memory, *inputs),
-                installation=self._installation,
-                settle_seconds=self._settle_seconds(memory),
-            )
+            decision = decide_now()
         except Exception as fault:
             # A fault of ours on one pool must show there and not take the others along.
-            await self._write_status(pool, broken(fault), observed.deployment.live)
+            await self._write_status(pool, broken(fault), own)
             raise
-        decision, error = await self._apply(observed, decision, memory)
-        written = await self._write_status(pool, decision, observed.deployment.live)
+        refusal, error = await self._apply(observed, decision, memory)
+        if refusal is not None:
+            decision = decide_now(refusal=refusal)
+        elif decision.replaces_pods:
+            # What is edited from now on is for the next roll-out.
+            memory.burst_began_at = self._monotonic()
+        written = await self._write_status(pool, decision, own)
         if error is not None:
             raise error
         return Outcome(_requeue_after(observed, decision), written)
@@ -175,7 +185,6 @@ class Reconciler:
                 memory.burst_began_at = now
             memory.changed_at = now
             memory.generation = metadata.get("generation", 0)
-            memory.plans.clear()
         return memory
 
     def _settle_seconds(self, memory: _Memory) -> float:
@@ -185,21 +194,24 @@ class Reconciler:
         return max(0.0, min(quiet, longest))
 
     async def _is_held_elsewhere(self, pool: Json, deployment: Child) -> bool:
-        """Return whether another live installation of the operator looks after the pool."""
-        holders = {pool.get("status", {}).get("installation", self._installation)}
-        if deployment.live is not None and deployment.holder is Holder.THIS_POOL:
-            annotations = deployment.live["metadata"].get("annotations", {})
-            holders.add(annotations.get(INSTALLATION_ANNOTATION, self._installation))
-        for holder in sorted(holders - {self._installation}):
-            if await self._is_alive(holder):
-                log.warning(
-                    "Left a pool alone that another installation looks after",
-                    pool=pool["metadata"]["name"],
-                    namespace=pool["metadata"]["namespace"],
-                    installation=holder,
-                )
-                return True
-        return False
+        """Return whether another live installation of the operator looks after the pool.
+
+        The status alone decides where it says so: two that began at the same moment would else
+        each find the other's name in one place, and both leave the pool alone.
+        """
+        annotations = (deployment.own or {}).get("metadata", {}).get("annotations", {})
+        holder = pool.get("status", {}).get("installation") or annotations.get(
+            INSTALLATION_ANNOTATION, self._installation
+        )
+        if holder == self._installation or not await self._is_alive(holder):
+            return False
+        log.warning(
+            "Left a pool alone that another installation looks after",
+            pool=pool["metadata"]["name"],
+            namespace=pool["metadata"]["namespace"],
+            installation=holder,
+        )
+        return True
 
     async def _is_alive(self, installation: str) -> bool:
         namespace, _, name = installation.partition("/")
@@ -208,6 +220,11 @@ class Reconciler:
         except ApiError as error:
             if error.forbidden:
                 # Without the right to look, doing nothing is the safe answer.
+                log.warning(
+                    "Lease of another installation may not be read: allow it, or clear "
+                    "status.installation of its pools and the annotation of their Deployments",
+                    installation=installation,
+                )
                 return True
             raise
         spec = (lease or {}).get("spec", {})
@@ -238,18 +255,17 @@ class Reconciler:
             budget=children[2],
             pods=pods,
             last_words={run.pod: words for run, words in memory.words.items()},
-            readings=await self._read_engines(pool, targets(pods), memory),
+            readings=await self._read_engines(spec, targets(pods), memory),
         )
 
     async def _read_engines(
-        self, pool: Json, engines: list[PodTarget], memory: _Memory
+        self, spec: InferencePoolSpec | None, engines: list[PodTarget], memory: _Memory
     ) -> list[EngineSample | ScrapeFailure]:
         """Read every engine; where that fails, a fresh enough reading of the same pod stands in."""
         if not engines:
             memory.samples.clear()
             return []
-        version = str(pool["spec"].get("engine", {}).get("version", ""))
-        readings = await self._metrics.read(engines, version)
+        readings = await self._metrics.read(engines, spec.engine.version if spec else "")
         outcome: list[EngineSample | ScrapeFailure] = []
         samples: dict[str, EngineSample] = {}
         for reading in readings:
@@ -276,11 +292,21 @@ class Reconciler:
         return outcome
 
     def _plan(
-        self, memory: _Memory, name: str, spec: Json, config_text: str | None, remedies: bool
+        self,
+        memory: _Memory,
+        name: str,
+        spec: Json,
+        config_text: str | None,
+        remedies: bool,
     ) -> Plan | None:
-        """Return the plan, worked out once for the same inputs: passes are many, edits are few."""
+        """Return the plan, worked out once for the same inputs: passes are many, edits are few.
+
+        Only those that the last pass needed are kept: a ConfigMap may change for ever.
+        """
         key = fingerprint([spec, config_text, remedies])
-        if key not in memory.plans:
+        if key in memory.earlier_plans:
+            memory.plans[key] = memory.earlier_plans[key]
+        elif key not in memory.plans:
             parsed = normal_form(spec)
             memory.plans[key] = (
                 plan_pool(
@@ -298,8 +324,8 @@ class Reconciler:
 
     async def _apply(
         self, observed: Observed, decision: Decision, memory: _Memory
-    ) -> tuple[Decision, ApiError | None]:
-        """Write what differs; return the decision with what became of it, and what to retry for."""
+    ) -> tuple[Finding | None, ApiError | None]:
+        """Write what differs; return what the API server refuses, and what to retry for."""
         try:
             for left_over in decision.deletes:
                 metadata = left_over["metadata"]
@@ -310,7 +336,7 @@ class Reconciler:
             for live, desired in zip(lives, decision.applies, strict=False):
                 refusal = await self._apply_child(live, desired, memory)
                 if refusal is not None:
-                    return decision.with_configured(refusal), None
+                    return refusal, None
         except ApiError as error:
             # Those that pass by themselves leave status as it is.
             if error.unreachable or error.conflict or error.throttled or error.status >= 500:
@@ -320,8 +346,8 @@ class Reconciler:
                 Reason.APPLY_FAILED,
                 f"the API server answered {error.status} {error.reason}: {error.message}",
             )
-            return decision.with_configured(finding), error
-        return decision, None
+            return finding, error
+        return None, None
 
     async def _apply_child(
         self, live: Json | None, desired: Json, memory: _Memory
@@ -369,8 +395,8 @@ class Reconciler:
 
     # --- status ----------------------------------------------------------------------------------
 
-    async def _write_status(self, pool: Json, decision: Decision, live: Json | None) -> Json:
-        status = pool_status.build(pool, decision, live, self._installation, self._now())
+    async def _write_status(self, pool: Json, decision: Decision, own: Json | None) -> Json:
+        status = pool_status.build(pool, decision, own, self._installation, self._now())
         if not pool_status.differs(pool, status):
             return status
         await self._cluster.write_status(pool_status.written(pool, status))
@@ -390,7 +416,7 @@ def _requeue_after(observed: Observed, decision: Decision) -> float:
     if decision.settle_seconds > 0:
         return decision.settle_seconds
     if configured.reason is Reason.SETTLING:
-        return _LEAVING_SECONDS
+        return STARTING_PERIOD_SECONDS
     if decision.record is not None:
         live = observed.deployment.live
         serving = decision.findings[ConditionType.AVAILABLE].status is Status.TRUE

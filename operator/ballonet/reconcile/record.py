@@ -11,7 +11,7 @@ import base64
 import gzip
 import json
 import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -20,6 +20,11 @@ from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.cluster.port import Json
 
 ANNOTATION: Final = "ballonet.io/applied"
+# The members of the document for agent runtimes that an engine enforces.
+LIMITS: Final = ("slots", "ceilingTokens")
+# A podTemplate stands twice in a record, beside a config.json of 64 KiB, and the API server lets
+# all annotations of an object take 256 KiB.
+MAX_TEMPLATE_CHARACTERS: Final = 64 * 1024
 _MAX_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -78,9 +83,11 @@ def decode(text: str | None) -> AppliedRecord | None:
     try:
         unzipper = zlib.decompressobj(wbits=31)
         raw = unzipper.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
-        fields: dict[str, Any] = json.loads(raw)
-        return AppliedRecord(**{**fields, "engine_args": tuple(fields["engine_args"])})
-    except (ValueError, TypeError, KeyError, zlib.error):
+        stored: dict[str, Any] = json.loads(raw)
+        # A newer operator may have written more; that is no reason to lose what is known here.
+        known = {f.name: stored[f.name] for f in fields(AppliedRecord) if f.name in stored}
+        return AppliedRecord(**{**known, "engine_args": tuple(known["engine_args"])})
+    except (ValueError, TypeError, KeyError, RecursionError, zlib.error):
         return None
 
 

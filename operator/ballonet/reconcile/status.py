@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
-from ballonet.api.conditions import ConditionType, Finding, Status
+from ballonet.api.conditions import ConditionType, Finding, Reason, Status
 from ballonet.api.status import (
     MAX_DESCRIPTION_CHARACTERS,
     MAX_MESSAGE_CHARACTERS,
@@ -26,17 +26,18 @@ from ballonet.reconcile.children import selector
 from ballonet.reconcile.decide import Decision
 
 _OWN_TYPES: Final = frozenset(str(kind) for kind in ConditionType)
-# Summaries repeat the word of another condition; one Event for each transition is enough.
-_NO_EVENTS: Final = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
+# What only repeats another condition is not told a second time.
+_SUMMARIES: Final = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
+_ECHOES: Final = frozenset({Reason.REFUSED, Reason.NOT_STARTED})
 
 
 def build(
-    pool: Json, decision: Decision, live: Json | None, installation: str, now: datetime
+    pool: Json, decision: Decision, own: Json | None, installation: str, now: datetime
 ) -> Json:
-    """Return the status that the pool should have; ``live`` is its Deployment as it is now."""
+    """Return the status that the pool should have; ``own`` is its Deployment as it is now."""
     generation = pool["metadata"].get("generation", 1)
     plan, record = decision.plan, decision.record
-    deployment_status = (live or {}).get("status", {}) if record is not None else {}
+    deployment_status = (own or {}).get("status", {})
     status = InferencePoolStatus(
         observed_generation=generation,
         installation=installation,
@@ -100,7 +101,11 @@ def transitions(pool: Json, status: Json) -> Iterator[ConditionStatus]:
     for fields in status["conditions"]:
         condition = ConditionStatus.model_validate(fields)
         earlier = before.get(condition.type)
-        if condition.type in _NO_EVENTS or condition.status is Status.UNKNOWN:
+        if condition.type in _SUMMARIES or condition.reason in _ECHOES:
+            continue
+        if condition.status is Status.UNKNOWN:
+            continue
+        if condition.type == ConditionType.READY and condition.status is Status.FALSE:
             continue
         if earlier == (condition.status, condition.reason):
             continue

@@ -1,0 +1,373 @@
+"""What must not happen to a pool, or to the operator, when things go in an unlucky order."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import random
+import string
+from typing import Any
+
+import pytest
+
+from ballonet.cluster.port import Json, Kind
+from ballonet.engines.vllm import metric_names
+from ballonet.planning.measured import EngineReport
+from ballonet.reconcile import decide as decide_module
+from ballonet.reconcile.pods import redact
+from ballonet.reconcile.record import ANNOTATION, decode
+from ballonet.telemetry.port import PodTarget
+from ballonet.telemetry.scrape import MAX_LINES, InvalidPageError, sample
+from e2e.harness.pools import a_pool
+from tests.controller.world import NAMESPACE, World
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def fitting() -> Any:
+    return a_pool().ceiling(608).planner_and_workers(5)
+
+
+async def serving(world: World, pool: Any = None) -> None:
+    world.cluster.put((pool or fitting()).build(NAMESPACE))
+    await world.settle()
+    assert world.condition("Ready") == ("True", "Serving")
+
+
+async def settle_spec(world: World) -> None:
+    """Make the passes that bring an edit to the Deployment; its controller has not seen it yet."""
+    await world.reconcile()
+    world.pass_time(3)
+    await world.reconcile()
+
+
+def args(world: World) -> str:
+    deployment = world.deployment()
+    assert deployment is not None
+    return " ".join(deployment["spec"]["template"]["spec"]["containers"][0]["args"])
+
+
+# --- what status says while a change is on its way ----------------------------------------------
+
+
+async def test_a_pool_is_not_ready_for_a_spec_that_its_pods_do_not_have_yet(world: World) -> None:
+    await serving(world)
+    world.edit({"sequence": {"maxTokens": 576}})
+    await settle_spec(world)
+    assert "576" in args(world)
+    assert world.condition("Available") == ("False", "Starting")
+    assert world.condition("Ready") == ("False", "Starting")
+    await world.settle()
+    assert world.condition("Ready") == ("True", "Serving")
+
+
+@pytest.mark.parametrize("before", [0, 1])
+async def test_a_pool_that_is_scaled_up_is_not_ready_before_its_pods_are(
+    world: World, before: int
+) -> None:
+    world.cluster.put(fitting().set("replicas", before).build(NAMESPACE))
+    await world.settle()
+    assert world.condition("Ready") == ("True", "Serving")
+    world.edit({"replicas": 3})
+    await world.reconcile()
+    assert world.condition("Available") == ("False", "Starting")
+    assert f"{before} of 3" in world.whole_condition("Available")["message"]
+    await world.settle()
+    assert world.condition("Ready") == ("True", "Serving")
+
+
+async def test_the_pods_before_are_not_measured_by_the_plan_after(world: World) -> None:
+    await serving(world)
+    assert world.condition("BudgetVerified") == ("True", "Confirmed")
+    # Twice the memory: what runs now would be below that plan.
+    world.edit({"budget": {"kvCacheMemoryPerRank": "16Mi"}})
+    await settle_spec(world)
+    assert "16777216" in args(world)
+    assert world.condition("BudgetVerified") == ("Unknown", "NoEngineReport")
+    world.engines.report = EngineReport(
+        blocks=256, block_tokens=32, max_concurrency=None, kv_cache_bytes=16 * 1024**2
+    )
+    await world.settle()
+    assert world.condition("BudgetVerified") == ("True", "Confirmed")
+    assert ("BudgetVerified", "BelowPlan") not in world.events.told
+
+
+async def test_a_paused_deployment_is_told_of(world: World) -> None:
+    await serving(world)
+    world.cluster.edit(
+        Kind.DEPLOYMENT, NAMESPACE, "pool", lambda o: o["spec"].update({"paused": True})
+    )
+    world.edit({"sequence": {"maxTokens": 576}})
+    await settle_spec(world)
+    assert world.condition("Ready") == ("False", "Starting")
+    assert "kubectl rollout resume" in world.whole_condition("Available")["message"]
+
+
+# --- roll-outs ------------------------------------------------------------------------------------
+
+
+async def test_a_spec_that_never_rests_replaces_pods_once_in_ten_seconds(world: World) -> None:
+    await serving(world)
+    seen = {args(world)}
+    for tokens in range(600, 540, -1):
+        world.edit({"sequence": {"maxTokens": tokens}})
+        await world.reconcile()
+        world.pass_time(1)
+        seen.add(args(world))
+    assert 5 <= len(seen) - 1 <= 7
+
+
+@pytest.mark.parametrize("landed", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("nth", range(6))
+async def test_an_operator_killed_in_a_roll_out_comes_to_the_same_end(
+    nth: int, landed: bool
+) -> None:
+    worlds = World(), World()
+    for each in worlds:
+        each.cluster.put(
+            a_pool().ceiling(1024).planner_and_workers(5).when_unfit("Warn").build(NAMESPACE)
+        )
+        await each.settle()
+        each.edit({"sequence": {"maxTokens": 608}})
+        await each.reconcile()
+        each.pass_time(3)
+    undisturbed, world = worlds
+    world.cluster.fail_with(KeyboardInterrupt(), skip=nth, landed=landed)
+    with pytest.raises(KeyboardInterrupt):
+        await world.settle(passes=8)
+    world.restart_operator()
+    for each in worlds:
+        await each.settle(passes=6)
+        each.cluster.writes.clear()
+        await each.reconcile()
+        assert each.cluster.writes == []
+    assert _described(world) == _described(undisturbed)
+
+
+def _described(world: World) -> Json:
+    deployment = world.deployment()
+    budget = world.cluster.peek(Kind.CONFIG_MAP, NAMESPACE, "pool-budget")
+    assert deployment is not None and budget is not None
+    return {
+        "spec": deployment["spec"],
+        "annotations": deployment["metadata"]["annotations"],
+        "budget": budget["data"],
+        "copy": budget["metadata"]["annotations"],
+    }
+
+
+async def test_a_template_that_is_refused_leaves_the_truth_about_what_runs(world: World) -> None:
+    await serving(world)
+    before = world.pool()["status"]["engine"]
+    world.cluster.fail(422, "Invalid", kind=Kind.DEPLOYMENT, verb="apply", times=99)
+    world.edit({"sequence": {"maxTokens": 576}})
+    await settle_spec(world)
+    assert world.condition("Configured") == ("False", "InvalidPodTemplate")
+    assert world.condition("Ready") == ("False", "InvalidPodTemplate")
+    assert world.condition("Available") == ("True", "MinimumReplicasAvailable")
+    assert world.pool()["status"]["engine"] == before
+    world.cluster.writes.clear()
+    await world.reconcile()
+    assert world.cluster.writes == []
+    world.cluster.heal()
+    world.edit({"sequence": {"maxTokens": 544}})
+    await world.settle()
+    assert "544" in args(world)
+    assert world.condition("Ready") == ("True", "Serving")
+
+
+@pytest.mark.parametrize("text", [None, "garbage", "W1tb"])
+async def test_a_record_that_was_lost_is_taken_from_its_copy(
+    world: World, text: str | None
+) -> None:
+    await serving(world)
+    before = world.deployment()
+    assert before is not None
+
+    def tamper(deployment: Json) -> None:
+        annotations = deployment["metadata"]["annotations"]
+        annotations.pop(ANNOTATION)
+        if text is not None:
+            annotations[ANNOTATION] = text
+
+    world.cluster.edit(Kind.DEPLOYMENT, NAMESPACE, "pool", tamper)
+    await world.settle()
+    after = world.deployment()
+    assert after is not None
+    assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
+    assert after["spec"] == before["spec"]
+    assert world.condition("Ready") == ("True", "Serving")
+
+
+async def test_a_record_of_a_newer_operator_still_keeps_pods(world: World) -> None:
+    await serving(world)
+    before = args(world)
+
+    def newer(obj: Json) -> None:
+        annotations = obj["metadata"]["annotations"]
+        stored = json.loads(gzip.decompress(base64.b64decode(annotations[ANNOTATION])))
+        stored["learnt"] = {"later": 1}
+        stored["template"]["spec"]["containers"][0]["args"].append("--of-the-newer-one")
+        text = json.dumps(stored).encode()
+        annotations[ANNOTATION] = base64.b64encode(gzip.compress(text)).decode()
+
+    world.cluster.edit(Kind.DEPLOYMENT, NAMESPACE, "pool", newer)
+    world.cluster.edit(Kind.CONFIG_MAP, NAMESPACE, "pool-budget", newer)
+    world.restart_operator()
+    await world.settle()
+    assert args(world) == f"{before} --of-the-newer-one"
+    assert world.condition("Configured") == ("True", "UpdatePending")
+
+
+def test_a_record_that_is_nested_without_an_end_is_none() -> None:
+    assert decode(base64.b64encode(gzip.compress(b"[" * 200_000)).decode()) is None
+
+
+async def test_a_pod_template_too_large_for_the_record_is_named(world: World) -> None:
+    letters = random.Random(1).choices(string.ascii_letters, k=70_000)
+    large = {"metadata": {"annotations": {"data": "".join(letters)}}}
+    world.cluster.put(fitting().pod_template(large).build(NAMESPACE))
+    await world.reconcile()
+    assert world.condition("Configured") == ("False", "InvalidPodTemplate")
+    assert "65536" in world.whole_condition("Configured")["message"]
+    assert world.deployment() is None
+
+
+# --- who looks after a pool -----------------------------------------------------------------------
+
+
+async def test_of_two_installations_that_began_together_one_goes_on(world: World) -> None:
+    for namespace in ("ballonet-system", "other"):
+        world.cluster.put(
+            {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {"name": "ballonet", "namespace": namespace},
+                "spec": {
+                    "holderIdentity": "a",
+                    "leaseDurationSeconds": 1000,
+                    "renewTime": "2026-01-01T00:00:00.000000Z",
+                },
+            }
+        )
+    await serving(world)
+    # The other one's Deployment arrived last, but its status met a conflict.
+    name = "ballonet.io/installation"
+    world.cluster.edit(
+        Kind.DEPLOYMENT,
+        NAMESPACE,
+        "pool",
+        lambda o: o["metadata"]["annotations"].update({name: "other/ballonet"}),
+    )
+    world.edit({"replicas": 2})
+    await world.settle()
+    world.restart_operator(installation="other/ballonet")
+    await world.settle()
+    deployment = world.deployment()
+    assert deployment is not None
+    assert deployment["spec"]["replicas"] == 2
+    assert deployment["metadata"]["annotations"][name] == "ballonet-system/ballonet"
+
+
+# --- faults of ours, and of what is read ----------------------------------------------------------
+
+
+async def test_a_fault_of_the_operator_does_not_say_that_no_pods_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await serving(world)
+
+    def fault(*_: Any) -> Json:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(decide_module.children, "render_template", fault)
+    world.restart_operator()
+    with pytest.raises(ZeroDivisionError):
+        await world.reconcile()
+    assert world.pool()["status"]["replicas"] == 1
+    assert world.pool()["status"]["readyReplicas"] == 1
+
+
+async def test_a_stored_engine_that_is_no_map_is_named_while_pods_run(world: World) -> None:
+    await serving(world)
+    world.edit({"engine": "vllm"})
+    await world.reconcile()
+    assert world.condition("SpecResolved") == ("False", "InvalidSpec")
+    assert world.condition("Available") == ("True", "MinimumReplicasAvailable")
+
+
+async def test_of_many_failed_pods_one_log_is_read(world: World) -> None:
+    world.cluster.put(fitting().set("replicas", 5).build(NAMESPACE))
+    await world.reconcile()
+    world.run_pods(
+        container={
+            "name": "engine",
+            "ready": False,
+            "state": {"terminated": {"exitCode": 1, "containerID": "containerd://a"}},
+        }
+    )
+    for pod in world.cluster.peek_all(Kind.POD):
+        name = pod["metadata"]["name"]
+        world.cluster.pod_logs[(NAMESPACE, name, "engine", False)] = f"ValueError: of {name}"
+    world.cluster.calls.clear()
+    for _ in range(2):
+        await world.reconcile()
+    assert sum(call.startswith("logs") for call in world.cluster.calls) == 1
+    message = world.whole_condition("Available")["message"]
+    assert message.startswith("pod pool-") and "ValueError: of pool-" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "HF_TOKEN=hidden1234 is set",
+        "HF_TOKEN = 'hidden1234 hidden1234'",
+        "Authorization: Bearer hidden1234",
+        '{"headers": {"Authorization": "Basic hidden1234"}}',
+        r"{\"api_key\": \"hidden1234\"}",
+        "args: Namespace(api_key=['hidden1234', 'hidden1234'], port=8000)",
+        "error: unrecognized arguments: --x --api-key hidden1234",
+        "cannot reach https://user:hidden1234@example.org/model",
+        "db-password:hidden1234",
+        "AWS_SECRET_ACCESS_KEY=hidden1234",
+        "a token=hidden1234",
+        "hf_hidden1234",
+        "sk-hidden1234",
+    ],
+)
+def test_secrets_in_the_words_of_a_pod_are_not_repeated(text: str) -> None:
+    assert "hidden1234" not in redact(text)
+    assert "***" in redact(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_num_batched_tokens=2048 is smaller than max_model_len",
+        "tokenizer: Qwen2TokenizerFast",
+        "To serve at least one request with the model's max seq len (608), 0.25 GiB is needed",
+        "KeyError: 'layers.0'",
+    ],
+)
+def test_figures_in_the_words_of_a_pod_stay(text: str) -> None:
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize("piece", ["token-", "token=", "token ", "--api-key ", "a-", "://", "["])
+def test_no_words_of_a_pod_keep_the_operator_busy(piece: str) -> None:
+    text = piece * (64 * 1024 // len(piece))
+    # With backtracking this call would take hours.
+    assert len(redact(text)) <= 2 * len(text)
+
+
+def test_a_metrics_page_of_endless_series_is_refused() -> None:
+    names = metric_names("0.32.0")
+    line = names.running + '{{engine="{}"}} 1.0\n'
+    page = "".join(line.format(n) for n in range(MAX_LINES + 1))
+    target = PodTarget("agents", "pod", "uid", "10.0.0.1", 8000)
+    with pytest.raises(InvalidPageError, match=str(MAX_LINES)):
+        sample(target, page, None, names, World().engines.now)
