@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import gzip
 import json
 import random
@@ -14,8 +15,10 @@ import pytest
 from ballonet.cluster.port import Json, Kind
 from ballonet.engines.vllm import metric_names
 from ballonet.planning.measured import EngineReport
+from ballonet.planning.plan import Plan
 from ballonet.reconcile import decide as decide_module
 from ballonet.reconcile.pods import redact
+from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.record import ANNOTATION, decode
 from ballonet.telemetry.port import PodTarget
 from ballonet.telemetry.scrape import MAX_LINES, InvalidPageError, sample
@@ -235,6 +238,41 @@ async def test_a_pod_template_too_large_for_the_record_is_named(world: World) ->
     assert world.condition("Configured") == ("False", "InvalidPodTemplate")
     assert "65536" in world.whole_condition("Configured")["message"]
     assert world.deployment() is None
+
+
+async def test_an_edit_goes_before_looks_that_only_the_clock_asked_for() -> None:
+    seconds = 0.0
+    queue: WorkQueue[str] = WorkQueue(clock=lambda: seconds)
+    for key in ("a", "b", "edited", "c"):
+        queue.add_after(key, 15)
+    seconds = 20.0
+    queue.add("new")
+    queue.add("edited")
+    assert queue.depth == 5
+    assert [await queue.get() for _ in range(5)] == ["new", "edited", "a", "b", "c"]
+    assert queue.adds == 5
+
+
+async def test_plans_of_a_config_map_that_always_changes_are_let_go(world: World) -> None:
+    reference = {"configMapRef": {"name": "config", "key": "config.json"}}
+    text = fitting().spec["model"]["config"]["inline"]
+    world.cluster.put(fitting().set("model.config", reference).build(NAMESPACE))
+    plans_before = _plans_in_memory()
+    for blanks in range(20):
+        config_map = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "config", "namespace": NAMESPACE},
+            "data": {"config.json": text + " " * blanks},
+        }
+        world.cluster.put(config_map)
+        await world.reconcile()
+    assert 1 <= _plans_in_memory() - plans_before <= 6
+
+
+def _plans_in_memory() -> int:
+    gc.collect()
+    return sum(isinstance(thing, Plan) for thing in gc.get_objects())
 
 
 # --- who looks after a pool -----------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 The semantics are those of client-go's work queue: a key that waits is never queued twice, a key is
 never handed out twice at the same time, and one that is added while it is worked on runs once more
-afterwards.
+afterwards. Beyond that, what was asked for at once goes before what only the clock asked for: looks
+at engines that do not answer take seconds each, and an edit must not wait behind all of them.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ class WorkQueue(Generic[K]):
         self._clock = clock
         self._jitter = jitter
         self._observe_wait = observe_wait
-        # Insertion order is the order of service; the value is when the key became due.
+        # Insertion order is the order of service; the value is when the key became due. A key is in
+        # one of both: asked for at once, or by the clock.
         self._ready: dict[K, float] = {}
+        self._routine: dict[K, float] = {}
         self._running: dict[K, float] = {}
         # Keys that were added while they ran.
         self._dirty: set[K] = set()
@@ -56,7 +59,17 @@ class WorkQueue(Generic[K]):
 
     def add(self, key: K) -> None:
         """Ask for a pass over the key as soon as possible."""
-        self._add(key, self._clock())
+        if self._stopped:
+            return
+        if key in self._running:
+            if key not in self._dirty:
+                self.adds += 1
+                self._dirty.add(key)
+        elif key in self._routine:
+            self._make_ready(key, self._routine.pop(key))
+        elif key not in self._ready:
+            self.adds += 1
+            self._make_ready(key, self._clock())
 
     def add_after(self, key: K, seconds: float) -> None:
         """Ask for a pass in some seconds; of several such wishes the earliest counts."""
@@ -103,13 +116,13 @@ class WorkQueue(Generic[K]):
             self._move_due()
             if self._stopped:
                 return None
-            if self._ready:
-                key = next(iter(self._ready))
+            if due := self._ready or self._routine:
+                key = next(iter(due))
                 now = self._clock()
-                self._observe_wait(max(0.0, now - self._ready.pop(key)))
+                self._observe_wait(max(0.0, now - due.pop(key)))
                 self._delayed.pop(key, None)
                 self._running[key] = now
-                if self._ready:
+                if self._ready or self._routine:
                     self._changed.set()
                 return key
             await self._wait()
@@ -130,7 +143,7 @@ class WorkQueue(Generic[K]):
     def depth(self) -> int:
         """Keys that are due and not yet handed out."""
         self._move_due()
-        return len(self._ready) + len(self._dirty)
+        return len(self._ready) + len(self._routine) + len(self._dirty)
 
     @property
     def idle(self) -> bool:
@@ -142,17 +155,6 @@ class WorkQueue(Generic[K]):
         now = self._clock()
         return [now - since for since in self._running.values()]
 
-    def _add(self, key: K, due: float) -> None:
-        if self._stopped:
-            return
-        if key in self._running:
-            if key not in self._dirty:
-                self.adds += 1
-                self._dirty.add(key)
-        elif key not in self._ready:
-            self.adds += 1
-            self._make_ready(key, due)
-
     def _make_ready(self, key: K, due: float) -> None:
         self._ready[key] = due
         self._changed.set()
@@ -163,7 +165,12 @@ class WorkQueue(Generic[K]):
             due, _, key = heapq.heappop(self._heap)
             if self._delayed.get(key) == due:
                 del self._delayed[key]
-                self._add(key, due)
+                if self._stopped or key in self._running:
+                    self.add(key)
+                elif key not in self._ready and key not in self._routine:
+                    self.adds += 1
+                    self._routine[key] = due
+                    self._changed.set()
         # Left-overs at the top would only wake the waiter for nothing.
         while self._heap and self._delayed.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)

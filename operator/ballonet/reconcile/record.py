@@ -11,7 +11,7 @@ import base64
 import gzip
 import json
 import zlib
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -50,7 +50,9 @@ class AppliedRecord:
 
     def encode(self) -> str:
         """Return the record as annotation text, the same for the same record."""
-        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        # Not asdict, which copies the whole depth: each pass comes by here.
+        members = {f.name: getattr(self, f.name) for f in fields(self)}
+        text = json.dumps(members, sort_keys=True, separators=(",", ":"))
         # mtime=0 and a fixed level: the text must not change from pass to pass.
         return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
