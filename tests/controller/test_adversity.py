@@ -275,6 +275,17 @@ def _plans_in_memory() -> int:
     return sum(isinstance(thing, Plan) for thing in gc.get_objects())
 
 
+async def test_many_pools_are_looked_at_less_often(world: World) -> None:
+    await serving(world)
+    assert (await world.reconcile()).requeue_after_seconds == 15
+    for number in range(399):
+        other = fitting().ceiling(1024).build(NAMESPACE)
+        other["metadata"]["name"] = f"other-{number}"
+        world.cluster.put(other)
+        await world.reconcile(f"other-{number}")
+    assert (await world.reconcile()).requeue_after_seconds == 20
+
+
 # --- who looks after a pool -----------------------------------------------------------------------
 
 

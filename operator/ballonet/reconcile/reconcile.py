@@ -39,6 +39,8 @@ LONGEST_WAIT_SECONDS: Final = 10.0
 # A reading may be used for this long when newer ones fail.
 FRESH_SECONDS: Final = 45.0
 SERVING_PERIOD_SECONDS: Final = 15.0
+# More pools than 300 are looked at less often: a look is five requests to the API server.
+SERVING_PASSES_PER_SECOND: Final = 20.0
 STARTING_PERIOD_SECONDS: Final = 10.0
 # Referenced ConfigMaps are not watched: that would need a watch on everybody's.
 REFERENCE_PERIOD_SECONDS: Final = 60.0
@@ -166,7 +168,7 @@ class Reconciler:
         written = await self._write_status(pool, decision, own)
         if error is not None:
             raise error
-        return Outcome(_requeue_after(observed, decision), written)
+        return Outcome(_requeue_after(observed, decision, len(self._memory)), written)
 
     def forget(self, key: PoolKey) -> None:
         """Drop what is remembered of a pool that is gone."""
@@ -411,7 +413,7 @@ class Reconciler:
         return status
 
 
-def _requeue_after(observed: Observed, decision: Decision) -> float:
+def _requeue_after(observed: Observed, decision: Decision, pools: int) -> float:
     configured = decision.findings[ConditionType.CONFIGURED]
     if decision.settle_seconds > 0:
         return decision.settle_seconds
@@ -422,7 +424,7 @@ def _requeue_after(observed: Observed, decision: Decision) -> float:
         serving = decision.findings[ConditionType.AVAILABLE].status is Status.TRUE
         if live is None or rolling_out(live) or not serving:
             return STARTING_PERIOD_SECONDS
-        return SERVING_PERIOD_SECONDS
+        return max(SERVING_PERIOD_SECONDS, pools / SERVING_PASSES_PER_SECOND)
     spec = observed.spec
     if spec is not None and spec.model.config is not None and spec.model.config.config_map_ref:
         return REFERENCE_PERIOD_SECONDS
