@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 
 from ballonet.cluster.client import KubernetesCluster
@@ -41,10 +42,11 @@ class Api:
         return Api.answer(body, status)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await request.text()
-        self.requests.append(
-            (request.method, request.path, dict(request.query), json.loads(body) if body else None)
-        )
+        text = await request.text()
+        # As the API server does: only the body of an apply is YAML.
+        load = yaml.safe_load if "yaml" in request.content_type else json.loads
+        body = load(text) if text else None
+        self.requests.append((request.method, request.path, dict(request.query), body))
         self.tokens.append(request.headers.get("Authorization", ""))
         return await self.handler(request)
 
@@ -291,3 +293,16 @@ async def test_a_log_is_asked_for_in_bounds_and_read_whatever_its_bytes(
 def test_credentials_do_not_show_in_messages() -> None:
     connection = Connection("https://x", authorization="Bearer secret")
     assert "secret" not in f"{connection} {connection!r}"
+
+
+async def test_text_of_any_script_reaches_the_server_unchanged(
+    api: Api, cluster: KubernetesCluster
+) -> None:
+    text = 'm-模型-🎈 \u2028 \x85 \x7f \\ud83c " \n'
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "p", "namespace": "ns", "annotations": {"text": text}},
+    }
+    await cluster.apply(deployment)
+    assert api.requests[0][3]["metadata"]["annotations"]["text"] == text

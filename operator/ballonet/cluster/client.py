@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,9 +22,11 @@ PAGE_OBJECTS: Final = 500
 # Far above any object or page of ours: a bound against a confused server, not a budget.
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 MAX_LOG_BYTES: Final = 1024 * 1024
-_APPLY: Final = "application/apply-patch+yaml"
+# With a parameter, because the client library would write the JSON itself for the bare type.
+_APPLY: Final = "application/apply-patch+yaml; charset=utf-8"
 _JSON_PATCH: Final = "application/json-patch+json"
 _JSON: Final = "application/json"
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7e]")
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class _Call:
     method: str
     path: str
     query: Mapping[str, str] | None = None
-    body: Json | Sequence[Json] | None = None
+    body: Json | Sequence[Json] | str | None = None
     content_type: str = _JSON
     limit_bytes: int = MAX_ANSWER_BYTES
 
@@ -108,7 +111,9 @@ class KubernetesCluster:
             obj = {**obj, "metadata": {**obj["metadata"], "resourceVersion": resource_version}}
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         try:
-            return await self._json("PATCH", _path_of(obj), query, obj, content_type=_APPLY)
+            return await self._json(
+                "PATCH", _path_of(obj), query, _as_yaml(obj), content_type=_APPLY
+            )
         except ApiError as error:
             # What the server says when the name belongs to an object of another uid.
             if error.invalid and "metadata.uid" in error.fields:
@@ -131,7 +136,7 @@ class KubernetesCluster:
         return await self._json("PATCH", path, query, patch, content_type=_JSON_PATCH)
 
     async def create(self, obj: Json) -> Json:
-        """Create an object; a conflict (``already_exists``) when the name is in use."""
+        """Create an object; a conflict when the name is in use."""
         kind = Kind.of(obj)
         query = {"fieldManager": FIELD_MANAGER}
         return await self._json("POST", kind.path(obj["metadata"]["namespace"]), query, obj)
@@ -182,7 +187,7 @@ class KubernetesCluster:
         method: str,
         path: str,
         query: Mapping[str, str] | None = None,
-        body: Json | Sequence[Json] | None = None,
+        body: Json | Sequence[Json] | str | None = None,
         *,
         content_type: str = _JSON,
     ) -> Json:
@@ -293,6 +298,20 @@ async def _read(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | N
             return None
         parts.append(part)
     return b"".join(parts)
+
+
+def _as_yaml(obj: Json) -> str:
+    """Return JSON that means the same when it is read as YAML, as bodies of an apply are.
+
+    JSON writes characters beyond the basic plane as two surrogates, which YAML refuses; written
+    out, some characters would be line breaks to YAML. So each gets an escape that YAML knows.
+    """
+    text = json.dumps(obj, ensure_ascii=False)
+    return _NOT_ASCII.sub(lambda match: _yaml_escape(ord(match[0])), text)
+
+
+def _yaml_escape(code: int) -> str:
+    return f"\\u{code:04x}" if code < 0x1_0000 else f"\\U{code:08x}"
 
 
 def _error(call: _Call, status: int, headers: Mapping[str, str], content: bytes) -> ApiError:
