@@ -70,6 +70,16 @@ def need_of(pool: dict[str, Any]) -> EngineNeed:
     return pool_need(spec(DEMO, **pool), SIZES)
 
 
+def share_of(pool: dict[str, Any]) -> dict[str, Any]:
+    """Return a pool as one of its engines sees it, runs spread evenly over all of them."""
+    engines = max(1, pool["replicas"])
+    shares = [
+        {**topology, "concurrentRuns": -(-topology["concurrentRuns"] // engines)}
+        for topology in pool["topologies"]
+    ]
+    return {**pool, "topologies": shares, "replicas": 1}
+
+
 RANK = {Verdict.DOES_NOT_FIT: 0, Verdict.UNKNOWN: 1, Verdict.FITS: 2}
 
 
@@ -226,11 +236,11 @@ def test_whatever_arrives_up_to_the_limit_never_exceeds_the_budget(
     assert plan.gates is not None and plan.budget_blocks is not None
     # A lone sequence is let in also where none is promised.
     assume(plan.available_slots)
-    whole = need_of(pool)
-    # A pool of which all runs fit trusts the promise of roles that let go.
-    trusts_phases = whole.blocks <= plan.budget_blocks.low
-    assume(not (trusts_phases and any(len(run.phases) > 1 for run in whole.runs)))
-    waiting = declared(pool)
+    share = need_of(share_of(pool))
+    # An engine whose share fits trusts the promise of roles that let go.
+    trusts_phases = share.blocks <= plan.budget_blocks.low
+    assume(not (trusts_phases and any(len(run.phases) > 1 for run in share.runs)))
+    waiting = declared(share_of(pool))
     random.shuffle(waiting)
     if largest_first:
         waiting.sort(key=lambda one: one[1])
@@ -250,9 +260,56 @@ def test_one_more_than_the_limit_may_exceed_the_budget(pool: dict[str, Any]) -> 
     plan = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
     assert plan.gates is not None and plan.budget_blocks is not None
     limit = plan.gates.max_concurrent
-    sizes = sorted((blocks for _, blocks, _ in declared(pool)), reverse=True)
-    assume(limit < len(sizes) and need_of(pool).blocks > plan.budget_blocks.low)
+    share = share_of(pool)
+    sizes = sorted((blocks for _, blocks, _ in declared(share)), reverse=True)
+    assume(limit < len(sizes) and need_of(share).blocks > plan.budget_blocks.low)
     assert sum(sizes[: limit + 1]) > plan.budget_blocks.low
+
+
+@given(pools(), st.integers(1, 20))
+@settings(max_examples=200)
+def test_more_replicas_never_make_a_plan_worse(pool: dict[str, Any], more: int) -> None:
+    few = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
+    many = plan_pool(
+        "p", spec(DEMO, **{**pool, "replicas": pool["replicas"] + more}), with_remedies=False
+    )
+    assert RANK[many.verdict] >= RANK[few.verdict]
+    if few.verdict is Verdict.FITS:
+        assert many.gates == few.gates
+        assert many.available_slots == few.available_slots
+
+
+@given(st.integers(0, 4), st.integers(1, 20), topologies(most_runs=9))
+@settings(max_examples=40)
+def test_more_replicas_never_make_a_prediction_worse(
+    replicas: int, more: int, runs: list[dict[str, Any]]
+) -> None:
+    for topology in runs:
+        for role in topology["roles"]:
+            role.pop("sharedPrefix", None)
+            if role["count"] % 2:
+                role.pop("maxTokens", None)
+    few, many = (
+        plan_pool("p", spec(H100, topologies=runs, replicas=n), with_remedies=False)
+        for n in (replicas, replicas + more)
+    )
+    assert RANK[many.verdict] >= RANK[few.verdict]
+    if few.verdict is Verdict.FITS:
+        assert many.gates == few.gates
+
+
+@given(pools())
+@settings(max_examples=200)
+def test_an_engine_is_planned_as_one_that_has_just_its_share(pool: dict[str, Any]) -> None:
+    shared = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
+    alone = plan_pool("p", spec(DEMO, **share_of(pool)), with_remedies=False)
+    assert shared.verdict is alone.verdict
+    assert (shared.required_slots, shared.need_blocks) == (alone.required_slots, alone.need_blocks)
+    assert shared.gates is not None and alone.gates is not None
+    # A limit above it is that of a larger share, which fits too.
+    assert shared.gates.max_concurrent >= alone.gates.max_concurrent
+    if shared.verdict is not Verdict.FITS:
+        assert shared.gates == alone.gates
 
 
 def brute_force_slots(need: EngineNeed, budget: int) -> int:

@@ -102,6 +102,38 @@ def test_the_limit_that_engines_were_started_for_goes_before_the_planned_one() -
     assert found.topology.verdict is Verdict.DOES_NOT_FIT
 
 
+SHARED: dict[str, Any] = {
+    "topologies": [topology(role("planner"), role("worker", 5, maxTokens=512), runs=2)],
+    "budget": {"kvCacheMemoryPerRank": 126 * 65_536},
+}
+
+
+def test_engines_are_judged_by_their_share_and_by_the_limit_they_were_started_for() -> None:
+    report = EngineReport(126, 32, Fraction(126, 32))
+    both = verify(demo(**SHARED, replicas=2), [report, report], limit=6)
+    assert (both.topology.verdict, both.topology.available_slots) == (Verdict.FITS, 6)
+    assert "spread evenly over 2 replicas" in both.topology_fits.message
+    # Scaled to one: the same pods get all runs, of which five surely fit.
+    alone = verify(demo(**SHARED), [report], limit=6)
+    assert (alone.topology.verdict, alone.topology.available_slots) == (Verdict.DOES_NOT_FIT, 5)
+    assert "; 5 fit and the engine runs 6 at once" in alone.topology_fits.message
+
+
+def test_engines_that_were_started_with_fewer_replicas_keep_their_limit_and_say_so() -> None:
+    found = verify(demo(**SHARED, replicas=2), [EngineReport(126, 32)] * 2, limit=5)
+    assert found.topology.verdict is Verdict.DOES_NOT_FIT
+    assert found.topology.available_slots == 5
+    assert "6 would fit, but the engines were started for 5 at once" in found.topology_fits.message
+    assert "a change of spec.replicas alone does not" in found.topology_fits.message
+
+
+def test_a_limit_for_all_runs_is_available_also_where_replicas_share_them() -> None:
+    changes = {**SHARED, "budget": {"kvCacheMemoryPerRank": 300 * 65_536}}
+    plan = demo(**changes, replicas=2)
+    assert plan.gates is not None and plan.gates.max_concurrent == plan.available_slots == 12
+    assert held(plan, EngineReport(300, 32)).topology.available_slots == 12
+
+
 def test_blocks_that_the_limit_does_not_let_in_do_not_make_it_fit() -> None:
     found = held(demo(), EngineReport(1280, 32))
     assert found.topology.verdict is Verdict.DOES_NOT_FIT

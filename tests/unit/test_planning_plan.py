@@ -89,15 +89,65 @@ def test_a_need_inside_the_interval_is_unknown_and_may_run() -> None:
     assert "Surely fits with" in plan.topology_fits.message
 
 
-@pytest.mark.parametrize("replicas", [0, 1, 2, 5, 1000])
-def test_replicas_never_change_what_is_written_into_pods(replicas: int) -> None:
-    for base, runs in ((DEMO, 7), (H100, 7)):
-        runs_of = [topology(role("planner"), role("worker", 2, maxTokens=512), runs=runs)]
-        one = plan_pool("p", spec(base, topologies=runs_of, replicas=1))
-        other = plan_pool("p", spec(base, topologies=runs_of, replicas=replicas))
-        assert other.gates == one.gates
-        assert other.engine_args == one.engine_args
-        assert other.pod == one.pod
+@pytest.mark.parametrize(
+    ("blocks", "fewest", "more"),
+    # 7 runs of 64 blocks: an engine's share is 7, 4 or 2 of them.
+    [(500, 1, 1000), (290, 2, 3), (145, 4, 7)],
+)
+def test_replicas_that_fit_never_change_what_is_written_into_pods(
+    blocks: int, fewest: int, more: int
+) -> None:
+    runs = [topology(role("planner"), role("worker", 2, maxTokens=512), runs=7)]
+    fewer, few, many = (
+        demo(topologies=runs, replicas=replicas, budget=kv_memory(blocks))
+        for replicas in (fewest - 1, fewest, more)
+    )
+    assert few.verdict is many.verdict is Verdict.FITS
+    assert many.gates == few.gates
+    assert many.engine_args == few.engine_args
+    assert many.pod == few.pod
+    # None is judged as one.
+    assert fewer.verdict is (Verdict.DOES_NOT_FIT if fewest > 1 else Verdict.FITS)
+
+
+SHARED: dict[str, Any] = {
+    "topologies": [topology(role("planner"), role("worker", 5, maxTokens=512), runs=2)],
+    # 125 blocks: a budget of 111; 126: one of 112.
+    "budget": kv_memory(126),
+}
+
+
+def test_an_engine_runs_its_share_where_that_fits() -> None:
+    plan = demo(**SHARED, replicas=2)
+    assert plan.budget_blocks == Interval.point(112)
+    assert (plan.required_slots, plan.need_blocks) == (6, 112)
+    assert plan.verdict is Verdict.FITS
+    assert plan.gates is not None and plan.gates.max_concurrent == plan.available_slots == 6
+    assert plan.topology_fits.message.endswith(
+        "all 6 fit; the limit of 6 trusts the ceilings and prefixes of roles; this trusts that "
+        "runs are spread evenly over 2 replicas and that each stays on one."
+    )
+
+
+def test_one_engine_runs_the_largest_sequences_of_all_runs() -> None:
+    # 32 + 32 + 16 + 16 + 16 = 112.
+    plan = demo(**SHARED)
+    assert plan.verdict is Verdict.DOES_NOT_FIT
+    assert plan.gates is not None and plan.gates.max_concurrent == plan.available_slots == 5
+    assert "spread evenly" not in plan.topology_fits.message
+
+
+def test_a_share_that_does_not_fit_is_limited_by_its_own_largest_sequences() -> None:
+    plan = demo(**{**SHARED, "budget": kv_memory(125)}, replicas=2)
+    assert plan.verdict is Verdict.DOES_NOT_FIT
+    # 32 + 4 x 16 = 96 of 111, although two planners never meet.
+    assert plan.gates is not None and plan.gates.max_concurrent == plan.available_slots == 5
+
+
+def test_reserved_slots_alone_are_not_spread() -> None:
+    plan = demo(topologies=[], reservedSlots=2, replicas=3)
+    assert plan.topology_fits.reason is Reason.FITS
+    assert "spread" not in plan.topology_fits.message
 
 
 def test_replicas_share_the_runs() -> None:
@@ -226,16 +276,21 @@ def test_a_step_of_too_few_tokens_is_unfit_also_where_no_budget_is_known() -> No
     assert plan.gates is not None and plan.gates.max_concurrent == 4
 
 
-def test_any_of_all_runs_may_meet_on_an_engine_however_many_replicas_there_are() -> None:
-    roles = [role("planner"), role("worker", 5, maxTokens=256)]
-    two = [topology(*roles, runs=4)]
-    # Four planners of 32 blocks take more than 114, so any 3 sequences fit.
-    for replicas in (1, 4):
-        plan = demo(topologies=two, replicas=replicas)
-        assert plan.gates is not None and plan.gates.max_concurrent == plan.available_slots == 3
-        assert plan.verdict is Verdict.DOES_NOT_FIT
-    message = demo(topologies=two, replicas=4).topology_fits.message
-    assert "6 would fit, but an engine runs 3 at once" in message
+def test_only_what_a_share_has_may_meet_on_an_engine() -> None:
+    four = [topology(role("planner"), role("worker", 5, maxTokens=256), runs=4)]
+    # Four planners of 32 blocks take more than 114; a run takes 72.
+    limits = {}
+    for replicas in (1, 2, 3, 4):
+        plan = demo(topologies=four, replicas=replicas)
+        assert plan.gates is not None and plan.gates.max_concurrent == plan.available_slots
+        limits[replicas] = (plan.gates.max_concurrent, plan.verdict)
+    assert limits == {
+        1: (3, Verdict.DOES_NOT_FIT),
+        # 2 x 32 + 6 x 8 = 112.
+        2: (8, Verdict.DOES_NOT_FIT),
+        3: (8, Verdict.DOES_NOT_FIT),
+        4: (6, Verdict.FITS),
+    }
 
 
 def test_a_pool_whose_sequences_fit_at_their_own_ceilings_does_not_deadlock() -> None:

@@ -137,9 +137,33 @@ def test_tensor_parallel_only_as_far_as_model_and_node_go() -> None:
 def test_replicas_help_only_where_runs_can_be_shared() -> None:
     assert "MoreReplicas" not in names(planned())
     three = planned(topologies=[topology(role("planner"), role("worker", 2), runs=3)])
-    assert remedy(three, "MoreReplicas").patch == {"spec": {"replicas": 3}}
+    more = remedy(three, "MoreReplicas")
+    assert more.patch == {"spec": {"replicas": 3}}
+    assert "from 1 to 3, which takes 3 times the devices; a router must spread" in more.description
+    assert names(three)[-1] == "MoreReplicas"
     one_is_too_large = planned(topologies=[topology(role("worker", 4), runs=3)])
     assert "MoreReplicas" not in names(one_is_too_large)
+
+
+def test_replicas_make_runs_fit_whose_roles_differ() -> None:
+    runs = [topology(role("planner"), role("worker", 5, maxTokens=512), runs=2)]
+    plan = planned(topologies=runs)
+    assert plan.verdict is Verdict.DOES_NOT_FIT
+    assert remedy(plan, "MoreReplicas").patch == {"spec": {"replicas": 2}}
+
+
+@pytest.mark.parametrize(
+    ("now", "runs", "after"),
+    # An engine holds one run of 96 blocks; half as many again are 1.5 times the devices.
+    [(0, 2, 2), (2, 3, 3), (1, 64, 64), (1, 65, None), (3, 65, None), (5, 80, 80), (5, 81, None)],
+)
+def test_replicas_are_offered_up_to_a_bound(now: int, runs: int, after: int | None) -> None:
+    three = [topology(role("planner"), role("worker", 2), runs=runs)]
+    plan = planned(topologies=three, replicas=now)
+    found = [one.patch["spec"]["replicas"] for one in plan.remedies if one.name == "MoreReplicas"]
+    assert found == ([] if after is None else [after])
+    if (now, after) == (2, 3):
+        assert "1.5 times the devices" in remedy(plan, "MoreReplicas").description
 
 
 def test_an_engine_that_would_not_start_has_remedies_too() -> None:

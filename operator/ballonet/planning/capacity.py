@@ -102,12 +102,24 @@ class SlotLimits:
     sure: int
 
 
-def slot_limits(capacity: Capacity, need: EngineNeed) -> SlotLimits:
-    """Return the limit of an engine that may have to take all runs of the pool.
+def surely_fits(capacity: Capacity, need: EngineNeed) -> bool:
+    """Return whether an engine that runs what is needed surely starts and holds it.
 
-    It never looks at replicas, so that scaling does not change what is written into pods. The
-    limit is what surely fits, whichever sequences arrive; where all runs may fit by the high end,
-    it is their required slots; where not even one run surely fits, it is what may fit.
+    A limit of at least the required slots exists exactly when their own memory holds their need.
+    """
+    slots = max(1, need.slots)
+    return (
+        takes(capacity.spec, slots)
+        and need.asked_blocks <= capacity.budget(slots).low
+        and surely_starts(capacity, slots)
+    )
+
+
+def slot_limits(capacity: Capacity, need: EngineNeed) -> SlotLimits:
+    """Return the limit of an engine that gets this share of the runs.
+
+    It is what surely fits, whichever sequences arrive; where the share may fit by the high end, it
+    is its required slots; where not even one run surely fits, it is what may fit.
     """
     top = max(MAX_SLOTS, need.slots)
 

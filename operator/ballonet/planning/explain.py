@@ -113,7 +113,7 @@ def verdict_text(
     if sure >= limit > concurrent:
         trust = f"; the limit of {limit} trusts the ceilings and prefixes of roles"
     if reason is Reason.FITS:
-        return f"all {need.slots} fit{trust}"
+        return f"all {need.slots} fit{trust}{_spread_text(spec, need)}"
     if reason is Reason.WITHIN_UNCERTAINTY:
         who = f"all {need.slots} do" if need.slots else "one does"
         start = ""
@@ -146,14 +146,26 @@ def verdict_text(
     return f"{fit}{trust}"
 
 
+def _spread_text(spec: InferencePoolSpec, need: EngineNeed) -> str:
+    """Return what is trusted of the router where engines share runs; else nothing."""
+    engines = sharing_engines(spec)
+    if engines == 1 or not need.runs:
+        return ""
+    return (
+        f"; this trusts that runs are spread evenly over {engines} replicas and that each stays "
+        "on one"
+    )
+
+
 def _limit_text(spec: InferencePoolSpec, need: EngineNeed, limit: int) -> str:
     """Return why an engine runs fewer at once than its blocks hold."""
     if not takes(spec, need.slots):
         return f"the engine runs {limit} at once{batch_text(spec, need.slots)}"
     if sharing_engines(spec) > 1:
         return (
-            f"an engine runs {limit} at once: as many as fit whichever sequences of all runs meet "
-            "on it, because the limit does not follow spec.replicas"
+            f"the engines were started for {limit} at once, with fewer replicas or because no more "
+            "were sure: pods get another limit with the next change of the spec that replaces "
+            "them, and a change of spec.replicas alone does not"
         )
     return (
         f"the engine was started for {limit} at once because no more were sure: give "

@@ -169,10 +169,15 @@ def _topology(
         )
         return finding, plan.topology
     whole = pool_need(spec, sizes)
-    need = whole.shared_among(sharing_engines(spec))
+    engines = sharing_engines(spec)
+    need = whole.shared_among(engines)
     if limit is None:
         limit = plan.gates.max_concurrent if plan.gates is not None else need.slots
-    sure = largest(1, limit, lambda slots: whole.blocks_of_any(slots) <= budget) or 0
+    most = limit
+    share = whole.largest_share(
+        engines, lambda share: share.slots <= most and share.asked_blocks <= budget
+    )
+    sure = largest(1, limit, lambda slots: share.blocks_of_any(slots) <= budget) or 0
     judgement = judge(need, Interval.point(budget), limit)
     if judgement.verdict is Verdict.FITS:
         sure = max(sure, need.slots)

@@ -18,12 +18,13 @@ from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan
 from ballonet.kv.units import Interval
 from ballonet.planning import explain
-from ballonet.planning.batch import max_batched_tokens, takes
+from ballonet.planning.batch import max_batched_tokens
 from ballonet.planning.budget import budget_interval, max_concurrent
 from ballonet.planning.capacity import (
     Capacity,
     given_bytes,
     slot_limits,
+    surely_fits,
     surely_starts,
     unplanned_slots,
     would_not_start,
@@ -152,10 +153,7 @@ def _plan(name: str, spec: InferencePoolSpec, config_text: str | None) -> Plan:
 
 
 def _surely_fits(spec: InferencePoolSpec, config_text: str | None) -> bool:
-    """Return whether a plan of the spec would fit, without making the plan.
-
-    A limit of at least the required slots exists exactly when their own memory holds their need.
-    """
+    """Return whether a plan of the spec would fit, without making the plan."""
     try:
         resolved = resolve(spec, config_text)
     except Unresolved:
@@ -163,15 +161,7 @@ def _surely_fits(spec: InferencePoolSpec, config_text: str | None) -> bool:
     if resolved.layout is None:
         return False
     capacity = Capacity(spec, resolved, resolved.layout)
-    whole = pool_need(spec, BlockSizes.of(resolved.layout))
-    need = whole.shared_among(sharing_engines(spec))
-    slots = max(1, need.slots)
-    asked = max(need.asked_blocks, whole.blocks_of_any(need.slots))
-    return (
-        takes(spec, slots)
-        and asked <= capacity.budget(slots).low
-        and surely_starts(capacity, slots)
-    )
+    return surely_fits(capacity, _engine_need(spec, resolved.layout))
 
 
 _UNRESOLVED_BUDGET = Finding(Status.UNKNOWN, Reason.SPEC_UNRESOLVED, Reason.SPEC_UNRESOLVED.doc)
@@ -290,7 +280,11 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
     """Return the plan of a pool whose budget can be worked out."""
     spec, resolved, layout = capacity.spec, capacity.resolved, capacity.layout
     need = _engine_need(spec, layout)
-    slots = slot_limits(capacity, pool_need(spec, BlockSizes.of(layout)))
+    whole, engines = pool_need(spec, BlockSizes.of(layout)), sharing_engines(spec)
+    # Pods are not replaced for another number of replicas, so the limit is made for all with which
+    # the pool fits.
+    share = whole.largest_share(engines, lambda share: surely_fits(capacity, share))
+    slots = slot_limits(capacity, share)
     memory = capacity.memory(slots.limit)
     blocks = capacity.blocks(slots.limit)
     assert memory.kv_cache_bytes is not None and blocks is not None
@@ -340,7 +334,7 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
             safety_percent=spec.budget.safety_percent,
             source=source.value.lower(),
         ),
-        *explain.need_steps(need, budget, engines=sharing_engines(spec), limit=slots.limit),
+        *explain.need_steps(need, budget, engines=engines, limit=slots.limit),
     )
     return replace(
         plan,

@@ -13,7 +13,7 @@ from ballonet.api.status import Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec, PrefixCredit
 from ballonet.kv.units import GIB, KIB, MIB, ceil_div, largest
 from ballonet.planning.budget import NULL_BLOCKS, blocks_for_budget
-from ballonet.planning.topology import BlockSizes, caches_prefixes, pool_need, sharing_engines
+from ballonet.planning.topology import caches_prefixes, sharing_engines
 
 if TYPE_CHECKING:
     from ballonet.planning.plan import Plan
@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 SAFE_MEMORY_PERCENT = 95
 # More than servers of two sockets hold: no node has it for a pod on the CPU backend.
 LARGEST_NODE_BYTES = 4096 * GIB
+# What the resource takes.
 MAX_REPLICAS = 1000
+# Replicas are offered up to this many times those of today or this many, whichever is more: a
+# pool that needs more wants another shape first.
+MAX_REPLICAS_TIMES = 16
+MAX_REPLICAS_FROM_FEW = 64
 # Of many roles or topologies those with the largest counts are tried: each takes a search.
 MAX_DIALS = 16
 
@@ -325,9 +330,10 @@ class _Search:
             return self._more_percent()
         given = quantity_bytes(self.spec.budget.kv_cache_memory_per_rank)
         safety = self.spec.budget.safety_percent
-        whole = pool_need(self.spec, BlockSizes.of(self.layout))
-        asked = max(self.need.asked_blocks, whole.blocks_of_any(self.need.slots))
-        blocks = max(blocks_for_budget(asked, safety), self.need.blocks_per_sequence + NULL_BLOCKS)
+        blocks = max(
+            blocks_for_budget(self.need.asked_blocks, safety),
+            self.need.blocks_per_sequence + NULL_BLOCKS,
+        )
         for quantity in _clean(blocks * self.layout.bytes_per_block):
             size = quantity_bytes(quantity)
             if self.device == "cpu" and size * self.ranks > LARGEST_NODE_BYTES:
@@ -389,7 +395,8 @@ class _Search:
     def more_replicas(self) -> _Found | None:
         """Share the runs among more engines, where runs are many enough to be shared."""
         now = sharing_engines(self.spec)
-        most = min(MAX_REPLICAS, max((t.concurrent_runs for t in self.spec.topologies), default=1))
+        runs = max((t.concurrent_runs for t in self.spec.topologies), default=1)
+        most = min(runs, MAX_REPLICAS, max(MAX_REPLICAS_TIMES * now, MAX_REPLICAS_FROM_FEW))
         if most <= now:
             return None
 
@@ -400,8 +407,9 @@ class _Search:
         return self.remedy(
             "MoreReplicas",
             {"replicas": -fewest},
-            text=f"Raise spec.replicas from {self.spec.replicas} to {-fewest}; a router must "
-            "spread the runs evenly and keep each run on one engine",
+            text=f"Raise spec.replicas from {self.spec.replicas} to {-fewest}, which takes "
+            f"{_times(-fewest, now)} the devices; a router must spread the runs evenly and keep "
+            "each run on one engine",
             summary=f"{-fewest} replicas",
             kind=_Cost.DEVICES,
             per_mille=_share(-fewest - now, now),
@@ -410,6 +418,12 @@ class _Search:
 
 def _share(part: int, whole: int) -> int:
     return part * 1000 // whole
+
+
+def _times(after: int, before: int) -> str:
+    """Return how many times as much it is, in tenths rounded up."""
+    whole, tenths = divmod(ceil_div(10 * after, before), 10)
+    return f"{whole}.{tenths} times" if tenths else f"{whole} times"
 
 
 def _clean(size: int) -> Iterator[str]:

@@ -25,7 +25,7 @@ _VARIABLES = {
 def runtime_budget(plan: Plan) -> dict[str, Any]:
     """Return the budget document of a plan that has gates; figures are of one engine.
 
-    Fields whose value is not known are null. Only the verdict depends on the number of replicas.
+    Fields whose value is not known are null. Runs and required slots are those of the whole pool.
 
     Raises:
         ValueError: the plan has no gates, so no engine would run.

@@ -21,7 +21,7 @@ from ballonet.api.v1alpha1 import (
     Topology,
 )
 from ballonet.kv.layout import CacheLayout
-from ballonet.kv.units import Interval, ceil_div
+from ballonet.kv.units import Interval, ceil_div, largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +170,15 @@ class EngineNeed:
     def shared_among(self, engines: int) -> EngineNeed:
         """Return the need of one of several engines that share the runs evenly."""
         return self._with(lambda count: ceil_div(count, engines))
+
+    def largest_share(self, engines: int, fits: Callable[[EngineNeed], bool]) -> EngineNeed:
+        """Return the share of the fewest engines, these at most, for which it fits.
+
+        It holds the share of any more engines, so what is made for it serves every number of them
+        with which the pool fits. Where no share fits it is that of all engines.
+        """
+        fewest = largest(-engines, -1, lambda n: fits(self.shared_among(-n)))
+        return self.shared_among(engines if fewest is None else -fewest)
 
     def _with(self, count: Callable[[int], int]) -> EngineNeed:
         return replace(self, runs=tuple(replace(run, runs=count(run.runs)) for run in self.runs))
