@@ -318,6 +318,23 @@ def test_a_model_larger_than_the_device_is_named_with_its_parts() -> None:
     assert plan.verdict is Verdict.DOES_NOT_FIT
 
 
+def test_given_memory_that_the_device_may_not_have_is_said_and_starts() -> None:
+    risky = []
+    for gib in range(30, 50):
+        plan = h100(budget={"kvCacheMemoryPerRank": f"{gib}Gi"}, topologies=[])
+        if plan.budget_computed.status is Status.FALSE:
+            break
+        risky.append("; the engine may run out of device memory" in plan.budget_computed.message)
+    # What is surely there is no risk, and what is surely not there is refused.
+    assert risky == sorted(risky) and set(risky) == {False, True}
+    assert plan.budget_computed.reason is Reason.MODEL_DOES_NOT_FIT
+    first = h100(budget={"kvCacheMemoryPerRank": f"{30 + risky.index(True)}Gi"}, topologies=[])
+    assert first.budget_computed.reason is Reason.GIVEN
+    assert first.verdict is Verdict.FITS
+    assert "device memory" not in demo().budget_computed.message
+    assert "device memory" not in h100().budget_computed.message
+
+
 def test_given_memory_beyond_the_device_is_refused() -> None:
     plan = h100(budget={"kvCacheMemoryPerRank": "79Gi"})
     assert plan.budget_computed.reason is Reason.MODEL_DOES_NOT_FIT

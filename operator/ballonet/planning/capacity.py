@@ -164,8 +164,9 @@ def would_not_start(capacity: Capacity, slots: int) -> Finding | None:
     ceiling = spec.sequence.max_tokens
     per_sequence = layout.blocks(ceiling)
     room = _device_room(capacity, slots)
-    if blocks.high == 0 or (room is not None and memory.kv_cache_bytes.low > room):
-        text = _no_room_text(memory, room)
+    most = None if room is None else room.high
+    if blocks.high == 0 or (most is not None and memory.kv_cache_bytes.low > most):
+        text = _no_room_text(memory, most)
         return Finding(Status.FALSE, Reason.MODEL_DOES_NOT_FIT, explain.bounded(text))
     usable = Interval(usable_blocks(blocks.low), usable_blocks(blocks.high))
     if usable.high < per_sequence:
@@ -183,15 +184,31 @@ def would_not_start(capacity: Capacity, slots: int) -> Finding | None:
     return None
 
 
-def _device_room(capacity: Capacity, slots: int) -> int | None:
-    """Return the most bytes that given KV memory may take on the device, or None."""
+def start_risk(capacity: Capacity, slots: int) -> str | None:
+    """Return why given KV memory may be more than the device has when the engine starts, or None.
+
+    vLLM takes memory that is given without its own check of the device.
+    """
+    given, room = given_bytes(capacity.spec), _device_room(capacity, slots)
+    if given is None or room is None or not room.low < given <= room.high:
+        return None
+    return (
+        "the engine may run out of device memory at its start, because the device has "
+        f"{explain.amount(room)} for it"
+    )
+
+
+def _device_room(capacity: Capacity, slots: int) -> Interval | None:
+    """Return the bytes of a device that given KV memory can take, or None."""
     resolved, spec = capacity.resolved, capacity.spec
     if given_bytes(spec) is None or resolved.device.memory_bytes is None:
         return None
     if resolved.weights is None:
-        return resolved.device.memory_bytes.high
+        return resolved.device.memory_bytes
     predicted = capacity.predicted_memory(slots, LARGEST_MEMORY_PERCENT).kv_cache_bytes
-    return resolved.device.memory_bytes.high if predicted is None else max(0, predicted.high)
+    if predicted is None:
+        return resolved.device.memory_bytes
+    return Interval(max(0, predicted.low), max(0, predicted.high))
 
 
 def _no_room_text(memory: MemoryPlan, room: int | None) -> str:

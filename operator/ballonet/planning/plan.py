@@ -24,6 +24,7 @@ from ballonet.planning.capacity import (
     Capacity,
     given_bytes,
     slot_limits,
+    start_risk,
     surely_fits,
     surely_starts,
     unplanned_slots,
@@ -378,12 +379,14 @@ def _budget_finding(capacity: Capacity, slots: int, source: Source) -> Finding:
     kv_cache, blocks = capacity.memory(slots).kv_cache_bytes, capacity.blocks(slots)
     assert kv_cache is not None and blocks is not None
     ceiling = spec.sequence.max_tokens
+    risk = start_risk(capacity, slots)
     return Finding(
         Status.TRUE,
         Reason.GIVEN if source is Source.GIVEN else Reason.PREDICTED,
         f"{explain.amount(kv_cache)} of KV memory a rank ({source.value.lower()}) = "
         f"{explain.span(blocks)} blocks of {layout.block_tokens} tokens; "
-        f"a sequence of {ceiling} tokens takes {layout.blocks(ceiling)}.",
+        f"a sequence of {ceiling} tokens takes {layout.blocks(ceiling)}"
+        f"{'' if risk is None else f'; {risk}'}.",
     )
 
 
