@@ -135,7 +135,11 @@ def _section(path: str, node: Schema) -> Iterator[str]:
 def pool_page() -> str:
     """Return docs/inferencepool.md."""
     schema = crdgen.pool_schema()["properties"]
-    columns = "".join(f"| {name.upper()} | `{path}` |\n" for name, _, path in crdgen.COLUMNS)
+    columns = "".join(
+        f"| {name.upper()}{only} | `{path}` |\n"
+        for shown, only in ((crdgen.COLUMNS, ""), (crdgen.WIDE_COLUMNS, " (only `-o wide`)"))
+        for name, _, path in shown
+    )
     return "".join(
         [
             NOTE,

@@ -172,7 +172,7 @@ class Story:
             patch=patch,
             args=args,
             ceiling_tokens=verified["spec"]["sequence"]["maxTokens"],
-            engine_limit=status["engine"]["maxConcurrent"],
+            engine_limit=status["engine"]["slots"],
             predicted=status["budget"]["predicted"],
             measured=status["budget"]["measured"],
             verified=condition(verified, "BudgetVerified") or {},
@@ -198,7 +198,7 @@ class Story:
             "Ballonet, unfit, Warn",
             unfit_budget,
             self._engine_url(WARNED_NAME),
-            warned["status"]["engine"]["maxConcurrent"],
+            warned["status"]["engine"]["slots"],
         )
         self.site.api.delete(POOL, self.namespace, WARNED_NAME)
         remedied_run = self._fan_out(

@@ -71,7 +71,7 @@ async def test_the_ceiling_remedy_starts_pods_with_the_computed_flags(world: Wor
     assert "--kv-cache-memory-bytes 8388608" in args.replace("=", " ")
     assert world.condition("Ready") == ("True", "Serving")
     status = world.pool()["status"]
-    assert status["engine"]["maxConcurrent"] == 6
+    assert status["engine"]["slots"] == 6
     assert status["budget"]["source"] == "Measured"
     assert status["budget"]["measured"]["blocks"] == 128
     assert status["budget"]["measured"]["maxConcurrent"] == 6

@@ -143,7 +143,7 @@ async def test_series_of_a_pool_follow_its_status_and_go_with_it(harness: Harnes
         "conditions": [{"type": "Ready", "status": "False"}],
         "budget": {"predicted": {"lowBlocks": 128}, "measured": {"blocks": 127}},
         "topology": {"budgetBlocks": 114, "needBlocks": 192, "requiredSlots": 6},
-        "engine": {"maxConcurrent": 3},
+        "engine": {"slots": 3},
         "readyReplicas": 1,
     }
     harness.behave = lambda: Outcome(None, status)
@@ -156,7 +156,7 @@ async def test_series_of_a_pool_follow_its_status_and_go_with_it(harness: Harnes
         f"ballonet_pool_measured_blocks{{{labels}}} 127.0",
         f"ballonet_pool_budget_blocks{{{labels}}} 114.0",
         f"ballonet_pool_need_blocks{{{labels}}} 192.0",
-        f"ballonet_pool_max_concurrent{{{labels}}} 3.0",
+        f"ballonet_pool_slots{{{labels}}} 3.0",
         f'ballonet_pool_condition{{{labels},status="False",type="Ready"}} 1.0',
     ):
         assert line in shown

@@ -62,6 +62,7 @@ def test_the_demo_in_json() -> None:
         "kvCacheBlocks": {"low": 128, "high": 128},
         "kvCacheBytes": {"low": 8_388_608, "high": 8_388_608},
         "maxConcurrent": 3,
+        "slots": 3,
     }
     assert {key: found[key] for key in expected} == expected
     assert "--max-num-active-seqs" in found["engineArgs"]

@@ -29,6 +29,16 @@ def test_columns_stand_in_the_order_in_which_a_person_reads():
     ]
 
 
+def test_need_and_have_are_blocks_and_slots_are_only_shown_wide():
+    (version,) = crdgen.crd()["spec"]["versions"]
+    columns = {column["name"]: column for column in version["additionalPrinterColumns"]}
+    assert columns["Need"]["jsonPath"] == ".status.topology.needBlocks"
+    assert columns["Have"]["jsonPath"] == ".status.topology.budgetBlocks"
+    assert {name for name, column in columns.items() if column.get("priority")} == {
+        *("RequiredSlots", "AvailableSlots", "Slots")
+    }
+
+
 def node_at(schema: dict, path: str) -> dict | None:
     for step in path.strip(".").split("."):
         schema = schema.get("properties", {}).get(step)
@@ -39,7 +49,11 @@ def node_at(schema: dict, path: str) -> dict | None:
 
 @pytest.mark.parametrize(
     "path",
-    [path for _, _, path in crdgen.COLUMNS if "[" not in path and "metadata" not in path]
+    [
+        path
+        for _, _, path in crdgen.COLUMNS + crdgen.WIDE_COLUMNS
+        if "[" not in path and "metadata" not in path
+    ]
     + list(crdgen.SELECTABLE_FIELDS)
     + [".spec.replicas", ".status.replicas", ".status.selector"],
 )

@@ -54,18 +54,24 @@ def _condition(kind: ConditionType, field: str) -> str:
     return f'.status.conditions[?(@.type=="{kind}")].{field}'
 
 
-# Title, type and path, in the order in which a person reads a pool.
+# Title, type and path, in the order in which a person reads a pool. Need and have are blocks.
 COLUMNS: Final = (
     ("Model", "string", ".spec.model.name"),
     ("GPU", "string", ".spec.accelerator.type"),
     ("Ceiling", "integer", ".spec.sequence.maxTokens"),
-    ("Need", "integer", ".status.topology.requiredSlots"),
-    ("Have", "integer", ".status.topology.availableSlots"),
+    ("Need", "integer", ".status.topology.needBlocks"),
+    ("Have", "integer", ".status.topology.budgetBlocks"),
     ("Fits", "string", _condition(ConditionType.TOPOLOGY_FITS, "status")),
     ("Source", "string", ".status.budget.source"),
     ("Ready", "string", _condition(ConditionType.READY, "status")),
     ("Reason", "string", _condition(ConditionType.READY, "reason")),
     ("Age", "date", ".metadata.creationTimestamp"),
+)
+# Only with -o wide.
+WIDE_COLUMNS: Final = (
+    ("RequiredSlots", "integer", ".status.topology.requiredSlots"),
+    ("AvailableSlots", "integer", ".status.topology.availableSlots"),
+    ("Slots", "integer", ".status.engine.slots"),
 )
 SELECTABLE_FIELDS: Final = (".spec.model.name", ".spec.accelerator.type")
 
@@ -176,8 +182,9 @@ def crd() -> dict[str, Any]:
                         },
                     },
                     "additionalPrinterColumns": [
-                        {"name": name, "type": kind, "jsonPath": path}
-                        for name, kind, path in COLUMNS
+                        {"name": name, "type": kind, "jsonPath": path, **priority}
+                        for columns, priority in ((COLUMNS, {}), (WIDE_COLUMNS, {"priority": 1}))
+                        for name, kind, path in columns
                     ],
                     "selectableFields": [{"jsonPath": path} for path in SELECTABLE_FIELDS],
                     "schema": {"openAPIV3Schema": pool_schema()},

@@ -155,7 +155,7 @@ class EngineStatus(Model):
     """What was really written into the pods."""
 
     version: Word = Field(description="Version of the engine that was planned for.")
-    max_concurrent: Int64 | None = Field(
+    slots: Int64 | None = Field(
         None, description="Sequences that the engine runs at once: the number in every gate."
     )
     args: list[Annotated[str, text(256, low=0)]] = Field(

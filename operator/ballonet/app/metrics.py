@@ -31,7 +31,7 @@ _POOL_GAUGES: Final = (
     ("need_blocks", "KV blocks that the topologies need.", "topology.needBlocks"),
     ("required_slots", "Sequences that the topologies need at once.", "topology.requiredSlots"),
     ("available_slots", "Sequences that fit an engine at once.", "topology.availableSlots"),
-    ("max_concurrent", "Sequences that an engine is let run at once.", "engine.maxConcurrent"),
+    ("slots", "Sequences that an engine is let run at once.", "engine.slots"),
     ("ready_replicas", "Engine pods that serve.", "readyReplicas"),
 )
 

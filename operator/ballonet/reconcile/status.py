@@ -51,7 +51,7 @@ def build(
         remedies=_remedies(decision, generation),
         engine=EngineStatus(
             version=record.spec["engine"]["version"],
-            max_concurrent=record.budget["slots"],
+            slots=record.budget["slots"],
             args=list(record.engine_args),
         )
         if record is not None
