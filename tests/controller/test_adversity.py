@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gc
 import gzip
 import json
 import random
 import string
+import sys
 from typing import Any
 
 import pytest
@@ -420,3 +422,28 @@ def test_a_metrics_page_of_endless_series_is_refused() -> None:
     target = PodTarget("agents", "pod", "uid", "10.0.0.1", 8000)
     with pytest.raises(InvalidPageError, match=str(MAX_LINES)):
         sample(target, page, None, names, World().engines.now)
+
+
+@pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"HTTP/1.0 200 OK\r\n\r\n\xff"])
+async def test_an_odd_answer_of_the_engine_does_not_end_its_drain(
+    world: World, answer: bytes
+) -> None:
+    asked = []
+
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(answer)
+        writer.close()
+
+    world.cluster.put(fitting().set("rollout", {"drainSeconds": 5}).build(NAMESPACE))
+    await world.reconcile()
+    deployment = world.deployment()
+    assert deployment is not None
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    *_, script = container["lifecycle"]["preStop"]["exec"]["command"]
+    async with await asyncio.start_server(engine, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        script = script.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+        drain = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+        assert await asyncio.wait_for(drain.wait(), 30) == 0
+    assert len(asked) >= 2

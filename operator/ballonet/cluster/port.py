@@ -108,11 +108,6 @@ class ApiError(Exception):
         return self.status == 404
 
     @property
-    def already_exists(self) -> bool:
-        """The name is in use."""
-        return self.status == 409 and self.reason == "AlreadyExists"
-
-    @property
     def conflict(self) -> bool:
         """The object changed, or is not the one that was meant: read again, decide again."""
         return self.status == 409
@@ -162,7 +157,7 @@ class Cluster(Protocol):
         """
 
     async def create(self, obj: Json) -> Json:
-        """Create an object; a conflict (``already_exists``) when the name is in use."""
+        """Create an object; a conflict when the name is in use."""
 
     async def replace(self, obj: Json) -> Json:
         """Replace an object in the resource version that it carries; else a conflict."""

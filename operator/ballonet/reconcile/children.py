@@ -36,7 +36,8 @@ _PULL_SECONDS: Final = 600
 _USER_ID: Final = 10_001
 
 # Runs in the pod when it is told to stop. The endpoint is already going away; the first pause lets
-# that reach every proxy. Two quiet readings in a row, because a request may be on its way.
+# that reach every proxy. Two quiet readings in a row, because a request may be on its way. An odd
+# answer is no reason to stop what runs.
 _DRAIN: Final = """\
 import re, time, urllib.error, urllib.request
 end = time.monotonic() + {seconds}
@@ -50,7 +51,7 @@ while quiet < 2 and time.monotonic() < end:
     except urllib.error.URLError as error:
         if isinstance(error.reason, ConnectionRefusedError):
             break
-    except OSError:
+    except Exception:
         pass
     time.sleep(1)
 """
