@@ -548,4 +548,4 @@ def test_the_steps_lead_from_the_shape_to_the_limit() -> None:
     assert values["Blocks of a sequence"] == "32 blocks"
     assert values["Blocks"] == "128 blocks"
     assert values["Budget"] == "114 blocks"
-    assert values["Engine limit"] == "3 sequences at once"
+    assert values["Slots"] == "3 sequences at once"

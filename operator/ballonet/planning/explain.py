@@ -346,5 +346,5 @@ def need_steps(need: EngineNeed, budget: Interval, *, engines: int, limit: int) 
             "all topologies together" if need.slots else "nothing is declared",
         )
     )
-    steps.append(Step("Engine limit", "", f"{limit} sequences at once", "written to every gate"))
+    steps.append(Step("Slots", "", f"{limit} sequences at once", "written to every gate"))
     return steps
