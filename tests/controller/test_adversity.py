@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ballonet.api.conditions import Reason
 from ballonet.cluster.port import Json, Kind
 from ballonet.engines.vllm import metric_names
 from ballonet.planning.measured import EngineReport
@@ -349,6 +350,14 @@ async def test_a_stored_engine_that_is_no_map_is_named_while_pods_run(world: Wor
     await world.reconcile()
     assert world.condition("SpecResolved") == ("False", "InvalidSpec")
     assert world.condition("Available") == ("True", "MinimumReplicasAvailable")
+
+
+async def test_a_clock_that_is_set_back_makes_no_reading_fresh(world: World) -> None:
+    await serving(world)
+    world.pass_time(-5000)
+    world.engines.failure = Reason.UNREACHABLE
+    await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("False", "Stale")
 
 
 async def test_of_many_failed_pods_one_log_is_read(world: World) -> None:

@@ -277,7 +277,8 @@ class Reconciler:
                 outcome.append(reading)
             elif last is None:
                 outcome.append(reading)
-            elif self._now() - last.observed_at <= timedelta(seconds=FRESH_SECONDS):
+            # Either way round: a clock that was set back must not make an old reading fresh.
+            elif abs(self._now() - last.observed_at) <= timedelta(seconds=FRESH_SECONDS):
                 samples[reading.target.uid] = last
                 outcome.append(last)
             else:
