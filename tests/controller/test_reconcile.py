@@ -636,8 +636,19 @@ async def test_events_are_told_on_transitions_only(world: World) -> None:
     world.cluster.put(unfit().build(NAMESPACE))
     for _ in range(3):
         await world.reconcile()
-    assert world.events.told.count(("TopologyFits", "ExceedsBudget")) == 1
-    assert len(world.events.told) == len(set(world.events.told))
+    assert world.events.told == [("TopologyFits", "ExceedsBudget")]
+    world.edit({"sequence": {"maxTokens": 608}})
+    await world.settle()
+    await world.settle()
+    assert sorted(world.events.told[1:]) == [
+        ("Available", "MinimumReplicasAvailable"),
+        ("Available", "Starting"),
+        ("BudgetVerified", "Confirmed"),
+        ("Configured", "Applied"),
+        ("MetricsAvailable", "Scraped"),
+        ("Ready", "Serving"),
+        ("TopologyFits", "Fits"),
+    ]
 
 
 @pytest.mark.parametrize("status", [0, 409, 429, 500, 503])
@@ -705,3 +716,32 @@ async def test_a_users_memory_limit_is_not_undercut_by_our_request(world: World)
     assert resources["limits"]["memory"] == "2Gi"
     assert "memory" not in resources["requests"]
     assert resources["limits"]["nvidia.com/gpu"] == "1"
+
+
+async def test_scaling_and_an_edit_that_changes_no_pod_together_replace_none(world: World) -> None:
+    # Two runs of one planner at 32 blocks and five workers at 16: one engine holds one of them.
+    roles = [{"name": "planner", "count": 1}, {"name": "worker", "count": 5, "maxTokens": 512}]
+    topologies = [{"name": "research", "concurrentRuns": 2, "roles": roles}]
+    pool = a_pool().ceiling(1024).set("topologies", topologies).when_unfit("Warn")
+    world.cluster.put(pool.build(NAMESPACE))
+    await world.settle()
+    before = template(world)
+    world.edit({"replicas": 2})
+    await world.settle()
+    world.edit({"whenUnfit": "Refuse"})
+    await world.settle()
+    assert template(world) == before
+    assert world.condition("Configured") == ("True", "UpdatePending")
+    world.edit({"sequence": {"maxTokens": 1008}})
+    await world.settle()
+    assert template(world) != before
+    assert world.condition("Configured") == ("True", "Applied")
+
+
+async def test_a_namespace_that_is_being_deleted_is_left_alone(world: World) -> None:
+    world.cluster.put(fitting().build(NAMESPACE))
+    words = "unable to create new content in namespace agents because it is being terminated"
+    world.cluster.fail(403, "Forbidden", words, verb="apply")
+    outcome = await world.reconcile()
+    assert outcome.requeue_after_seconds is None
+    assert "status" not in world.pool()

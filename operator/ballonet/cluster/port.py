@@ -103,6 +103,11 @@ class ApiError(Exception):
         return self.status == 403
 
     @property
+    def namespace_leaving(self) -> bool:
+        """The namespace is being deleted and takes nothing new: everything in it will be gone."""
+        return self.forbidden and "because it is being terminated" in self.message
+
+    @property
     def not_found(self) -> bool:
         """There is no such object, namespace or kind."""
         return self.status == 404

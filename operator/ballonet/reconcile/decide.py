@@ -282,7 +282,7 @@ def _rollout(
     )
     if stored is None or live is None:
         return _Rollout(fresh, _applied(update_pending=False))
-    if _render_again(name, stored, planner) == template:
+    if _render_again(pool, stored, planner) == template:
         limits = {key: stored.budget[key] for key in LIMITS}
         kept = replace(
             fresh,
@@ -334,8 +334,8 @@ def _applied(*, update_pending: bool) -> Finding:
         return Finding(
             Status.TRUE,
             Reason.UPDATE_PENDING,
-            "applied; this operator or a changed ConfigMap would render it differently, which goes "
-            "out with the next change of the spec",
+            "applied; this operator, a changed ConfigMap or other replicas would render it "
+            "differently, which goes out with the next change of the spec",
         )
     return Finding(Status.TRUE, Reason.APPLIED, "the current generation is applied")
 
@@ -346,12 +346,18 @@ def _render(name: str, spec: InferencePoolSpec | None, plan: Plan | None) -> Jso
     return children.render_template(name, spec, plan)
 
 
-def _render_again(name: str, record: AppliedRecord, planner: Planner) -> Json | None:
-    """Render a record's inputs with today's code."""
+def _render_again(pool: Json, record: AppliedRecord, planner: Planner) -> Json | None:
+    """Render a record's inputs with today's code and for today's replicas."""
     spec = normal_form(record.spec)
     if not isinstance(spec, InferencePoolSpec):
         return None
-    return _render(name, spec, planner(name, record.spec, record.config_text, False))
+    name = pool["metadata"]["name"]
+    return _render(name, spec, planner(name, _as_scaled(record, pool), record.config_text, False))
+
+
+def _as_scaled(record: AppliedRecord, pool: Json) -> Json:
+    """Return the spec of a record with the replicas that the pool has now."""
+    return {**record.spec, "replicas": pool["spec"].get("replicas", 1)}
 
 
 def _followed_by(stored: AppliedRecord, fresh: AppliedRecord) -> AppliedRecord:
@@ -421,7 +427,7 @@ def _verification(
 ) -> Verification | None:
     serving = planner(
         observed.pool["metadata"]["name"],
-        {**record.spec, "replicas": observed.pool["spec"].get("replicas", 1)},
+        _as_scaled(record, observed.pool),
         record.config_text,
         False,
     )

@@ -72,6 +72,10 @@ class EventSink(Protocol):
         """Tell one transition of a pool."""
 
 
+class _NamespaceLeavingError(Exception):
+    """The pool's namespace is being deleted, and the pool with it."""
+
+
 @dataclass(frozen=True)
 class _Refused:
     """A Deployment that the API server refused, what is said of it, and when that was."""
@@ -159,7 +163,10 @@ class Reconciler:
             # A fault of ours on one pool must show there and not take the others along.
             await self._write_status(pool, broken(fault), own)
             raise
-        refusal, error = await self._apply(observed, decision, memory)
+        try:
+            refusal, error = await self._apply(observed, decision, memory)
+        except _NamespaceLeavingError:
+            return Outcome(None)
         if refusal is not None:
             decision = decide_now(refusal=refusal)
         elif decision.replaces_pods:
@@ -341,6 +348,8 @@ class Reconciler:
                 if refusal is not None:
                     return refusal, None
         except ApiError as error:
+            if error.namespace_leaving:
+                raise _NamespaceLeavingError from error
             # Those that pass by themselves leave status as it is.
             if error.unreachable or error.conflict or error.throttled or error.status >= 500:
                 raise

@@ -94,7 +94,7 @@ def decode(text: str | None) -> AppliedRecord | None:
 
 
 def without_replicas(spec: Json) -> Json:
-    """Return the spec without what scaling changes: it never shapes a pod."""
+    """Return the spec without what scaling changes: that alone never replaces a pod."""
     return {key: value for key, value in spec.items() if key != "replicas"}
 
 
