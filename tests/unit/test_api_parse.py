@@ -1,7 +1,10 @@
 import pytest
 import yaml
 
+from ballonet.api.crdgen import pool_schema
 from ballonet.api.parse import InvalidPoolError, parse_spec, unknown_fields
+from ballonet.api.quantity import PATTERN as QUANTITY_PATTERN
+from ballonet.api.v1alpha1 import FORMS
 from ballonet.planning.remedies import apply_merge_patch
 from e2e.crd.examples import minimal_pool
 from tests.pools import DEMO, role, topology
@@ -49,7 +52,7 @@ def test_unknown_fields_are_named_and_the_pod_template_is_left_alone():
     pool["spec"]["sequence"]["maxToken"] = 1
     pool["spec"]["topologies"][0]["roles"][1]["max_tokens"] = 1
     pool["spec"]["engine"]["podTemplate"]["anything"] = 1
-    assert unknown_fields(pool) == [
+    assert [field.path for field in unknown_fields(pool)] == [
         "spec.sequence.maxToken",
         "spec.topologies[0].roles[1].max_tokens",
     ]
@@ -136,7 +139,11 @@ def test_fields_that_are_missing_or_of_another_type():
     ("changes", "told"),
     [
         ({"replicas": 1001}, "spec.replicas: 1001 is above 1000: give at most 1000"),
-        ({"replicas": True}, "spec.replicas: true should be a valid integer"),
+        (
+            {"replicas": True},
+            "spec.replicas: true is not a whole number: write its digits, without unit, point and "
+            "quotes",
+        ),
         ({"whenUnfit": "warn"}, "spec.whenUnfit: 'warn' should be 'Refuse' or 'Warn'"),
         ({"model": "tiny"}, "spec.model: 'tiny' should be an object"),
         ({"topologies": {}}, "spec.topologies: an object should be a valid list"),
@@ -170,6 +177,52 @@ def test_fields_that_are_missing_or_of_another_type():
 )
 def test_a_problem_names_place_value_and_cure(changes: dict, told: str):
     assert problems(**changes) == (told,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"engine": {"version": 0.33}},
+            "spec.engine.version: 0.33 is not text: write it in quotes, three numbers with dots "
+            "and without v, for example 0.32.0",
+        ),
+        (
+            {"engine": {"version": "v0.32.0"}},
+            "spec.engine.version: 'v0.32.0' is not of the right form: use three numbers with dots "
+            "and without v, for example 0.32.0",
+        ),
+        (
+            {"topologies": [topology(role("a"), name="Research_1")]},
+            "spec.topologies[0].name: 'Research_1' is not of the right form: use a-z, 0-9 and -, "
+            "starting with a letter, for example research-1",
+        ),
+        (
+            {"accelerator": {"nodeSelector": {"a": "b c"}}},
+            "spec.accelerator.nodeSelector.a: 'b c' is not of the right form: use letters, digits, "
+            "-, _ and ., starting and ending with a letter or digit",
+        ),
+        (
+            {"sequence": {"maxTokens": "32k"}},
+            "spec.sequence.maxTokens: '32k' is not a whole number: write its digits, without unit, "
+            "point and quotes",
+        ),
+    ],
+)
+def test_what_to_write_is_said_in_words(changes: dict, told: str):
+    assert problems(**changes) == (told,)
+
+
+def test_every_pattern_of_the_spec_has_words():
+    def patterns(node: dict) -> set[str]:
+        found = {node["pattern"]} if "pattern" in node else set()
+        children = [*node.get("properties", {}).values(), node.get("items", {})]
+        children.append(node.get("additionalProperties", {}))
+        return found.union(*(patterns(child) for child in children if child))
+
+    schema = pool_schema()["properties"]["spec"]
+    assert len(patterns(schema)) > 10
+    assert patterns(schema) - {QUANTITY_PATTERN} <= FORMS.keys()
 
 
 @pytest.mark.parametrize(
@@ -216,7 +269,7 @@ def test_what_may_be_a_secret_is_not_repeated(engine: object):
 )
 def test_no_text_of_the_model_can_become_a_flag(changes: dict):
     (problem,) = problems(**changes)
-    assert "should match pattern" in problem
+    assert "is not of the right form: use " in problem
 
 
 @pytest.mark.parametrize(

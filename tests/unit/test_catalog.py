@@ -9,6 +9,7 @@ from ballonet.catalog import (
     accelerator_names,
     model,
     model_names,
+    similar_models,
     suggest,
 )
 from ballonet.catalog.flags import vllm_flag_ranges, vllm_sampled_versions, vllm_switches
@@ -83,6 +84,25 @@ def test_suggestions_are_near(typed: str, meant: str) -> None:
 def test_there_is_no_suggestion_for_what_is_like_nothing() -> None:
     assert suggest("zzzzzz", accelerator_names()) == []
     assert suggest("", accelerator_names()) == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("Qwen3-32B", ["Qwen/Qwen3-32B"]),
+        ("qwen/qwen3-8", ["Qwen/Qwen3-8B"]),
+        ("meta-lama/Llama-3.1-8B-Instruct", ["meta-llama/Llama-3.1-8B-Instruct"]),
+        ("llama-3.3-70b", ["meta-llama/Llama-3.3-70B-Instruct"]),
+        ("google/gemma-3-27b-it", []),
+        ("mistralai/Mistral-7B-v0.3", []),
+        ("Qwen/Qwen3-32B-FP8", []),
+        ("Qwen/Qwen2.5-3B-Instruct", []),
+        ("deepseek-ai/DeepSeek-R1", []),
+        ("", []),
+    ],
+)
+def test_only_another_spelling_of_a_model_is_suggested(typed: str, meant: list[str]) -> None:
+    assert similar_models(typed)[: len(meant) or None] == meant
 
 
 def test_flag_ranges_lie_between_sampled_versions() -> None:

@@ -127,6 +127,44 @@ def test_no_pool_at_all_is_bad_input() -> None:
         assert "no InferencePool of group ballonet.io" in result.stderr
 
 
+def test_what_was_found_instead_of_a_pool_is_named() -> None:
+    wrong = [{**pool(), "kind": "InferencePools"}, {**pool(), "apiVersion": "balonet.io/v1alpha1"}]
+    result = run("-f", "-", stdin=text(*wrong))
+    assert result.exit_code == 2
+    assert (
+        "(kind InferencePool, apiVersion ballonet.io/v1alpha1); found kind 'InferencePools' of "
+        "apiVersion 'ballonet.io/v1alpha1', kind 'InferencePool' of apiVersion "
+        "'balonet.io/v1alpha1'"
+    ) in result.stderr
+    result = run("-f", "-", stdin=text(*({"kind": f"K{n}", "apiVersion": "v1"} for n in range(9))))
+    assert "kind 'K4' of apiVersion 'v1' and 4 more" in result.stderr
+
+
+def test_files_of_a_shell_pattern_and_a_folder(tmp_path: Path) -> None:
+    names = ["a.yaml", "b.yml", "c.json"]
+    for name in names:
+        content = json.dumps(pool(name[0], **FITS)) if name[0] == "c" else text(pool(name[0]))
+        (tmp_path / name).write_text(content)
+    (tmp_path / "README.md").write_text("no YAML: [")
+    files = [str(tmp_path / name) for name in names]
+    for arguments in (["-f", *files], ["-f", str(tmp_path)], files):
+        result = run(*arguments, "-o", "json")
+        assert result.exit_code == 1
+        assert {one["file"] for one in json.loads(result.stdout)} == set(files)
+
+
+def test_a_folder_without_files_is_named(tmp_path: Path) -> None:
+    result = run("-f", str(tmp_path))
+    assert result.exit_code == 2
+    assert f"{tmp_path}: the folder holds no file that ends in .json, .yaml, .yml" in result.stderr
+
+
+def test_no_input_says_how_to_give_one() -> None:
+    result = run()
+    assert result.exit_code == 2
+    assert "-f FILE" in result.stderr
+
+
 def test_several_files(tmp_path: Path) -> None:
     for name, changes in (("a", FITS), ("b", {})):
         (tmp_path / f"{name}.yaml").write_text(text(pool(name, **changes)))
@@ -193,6 +231,14 @@ def test_the_config_is_no_standard_input() -> None:
     assert "--config -: standard input is not taken: name a file" in result.stderr
 
 
+def test_a_config_that_no_pool_would_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(TINY_CONFIG)
+    result = run("-f", "-", "--config", str(file), stdin=text(pool()))
+    assert result.exit_code == 2
+    assert "no pool has spec.model.config.configMapRef" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -236,6 +282,15 @@ def test_an_unusable_config_is_named(tmp_path: Path, content: str, words: str) -
             {"sequence": {"maxToken": 5}},
             "spec.sequence.maxToken: no such field: did you mean maxTokens?",
         ),
+        (
+            {"topologies": [{"name": "t", "roles": [{"name": "w", "holdsSlot": "Never"}]}]},
+            "spec.topologies[0].roles[0].holdsSlot: no such field: did you mean "
+            "holdsSlotWhileWaiting?",
+        ),
+        (
+            {"rollout": {"zzz": 1}},
+            "spec.rollout.zzz: no such field: use one of drainSeconds, strategy",
+        ),
         ({"parallelism": {"tensor": 3}}, "spec.parallelism: "),
         (
             {"sequence": {"max_tokens": 100}},
@@ -255,6 +310,16 @@ def test_bad_input_is_named_at_its_field(changes: dict[str, Any], problem: str) 
     found, code = planned(pool(**changes))
     assert code == 2
     assert any(line.startswith(problem) for line in found["problems"]), found["problems"]
+
+
+def test_a_model_that_is_not_known_says_what_to_give() -> None:
+    unknown = pool(base=H100, model={"name": "deepseek-ai/DeepSeek-R1"})
+    result = run("-f", "-", stdin=text(unknown))
+    assert result.exit_code == 2
+    assert result.stdout.count("is not in the catalog") == 1
+    for words in ("spec.model.config", "--config FILE", "is then Unknown, and is started"):
+        assert words in result.stdout
+    assert "did you mean" not in result.stdout
 
 
 @pytest.mark.parametrize("name", ["Demo", "9demo", "a" * 64, "dé", "a.b"])
@@ -336,7 +401,7 @@ def test_a_number_that_kubernetes_cannot_hold_is_text(start: str, zeros: int) ->
     result = run("-f", "-", stdin=content)
     assert result.exit_code == 2
     assert "spec.sequence.maxTokens: '" in result.stdout
-    assert "...' should be a valid integer" in result.stdout
+    assert "...' is not a whole number" in result.stdout
 
 
 @pytest.mark.parametrize("value", ["<<", "!!merge x"])

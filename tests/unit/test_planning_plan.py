@@ -348,7 +348,7 @@ def test_given_memory_beyond_the_device_is_refused() -> None:
         ({"engine": {"version": "0.8.5"}}, Reason.UNKNOWN_ENGINE_VERSION, "0.10.2"),
         ({"accelerator": {"type": "H100-81GB"}}, Reason.UNKNOWN_ACCELERATOR, "H100-80GB"),
         (
-            {"model": {"name": "Qwen/Qwen3-33B", "config": None}},
+            {"model": {"name": "Qwen/Qwen3-32", "config": None}},
             Reason.UNKNOWN_MODEL,
             "Qwen/Qwen3-32B",
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -11,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from ballonet.api.crdgen import Schema, pool_schema
 from ballonet.api.quoting import quoted
-from ballonet.api.v1alpha1 import NAME_RULE, BrokenRules, InferencePoolSpec
+from ballonet.api.v1alpha1 import FORMS, NAME_RULE, BrokenRules, InferencePoolSpec
 
 MAX_PROBLEMS: Final = 8
 
@@ -45,8 +46,23 @@ def parse_spec(pool: Mapping[str, Any]) -> InferencePoolSpec:
     return spec
 
 
-def unknown_fields(pool: Mapping[str, Any]) -> list[str]:
-    """Return the paths in a pool's spec that the resource does not have; kubectl refuses them."""
+@dataclass(frozen=True, slots=True)
+class UnknownField:
+    """A field that the resource does not have.
+
+    Attributes:
+        path: where it stands, for example spec.sequence.maxToken.
+        name: the last step of the path.
+        siblings: the fields that the resource has there.
+    """
+
+    path: str
+    name: str
+    siblings: tuple[str, ...]
+
+
+def unknown_fields(pool: Mapping[str, Any]) -> list[UnknownField]:
+    """Return the fields in a pool's spec that the resource does not have; kubectl refuses them."""
     return list(_unknown(pool_schema()["properties"]["spec"], pool.get("spec"), ("spec",)))
 
 
@@ -71,6 +87,7 @@ def _located(details: ErrorDetails) -> Iterator[str]:
 _AROUND: Final = re.compile(r"^(Input|String|List|Dictionary) (?=should )| after validation, .*")
 # Kinds of error for what this resource calls an object.
 _OBJECT: Final = frozenset({"model_type", "model_attributes_type", "dict_type"})
+_INTEGER: Final = frozenset({"int_type", "int_parsing", "int_parsing_size", "int_from_float"})
 
 
 def _bound(details: ErrorDetails) -> str:
@@ -83,9 +100,31 @@ def _bound(details: ErrorDetails) -> str:
         return f"{value} is below {context['ge']}: give at least {context['ge']}"
     if kind == "less_than_equal":
         return f"{value} is above {context['le']}: give at most {context['le']}"
+    return f"{value} {_wanted(details)}"
+
+
+def _wanted(details: ErrorDetails) -> str:
+    """Return what a value is not, and what to write."""
+    kind = details["type"]
     if kind in _OBJECT:
-        return f"{value} should be an object"
-    return f"{value} {_AROUND.sub('', details['msg'])}"
+        return "should be an object"
+    if kind in _INTEGER:
+        return "is not a whole number: write its digits, without unit, point and quotes"
+    if kind == "string_type" and isinstance(details["input"], bool | int | float):
+        form = _form(details["loc"])
+        return "is not text: write it in quotes" + (f", {form}" if form else "")
+    if kind == "string_pattern_mismatch" and (form := _form(details["loc"])):
+        return f"is not of the right form: use {form}"
+    return _AROUND.sub("", details["msg"])
+
+
+def _form(steps: tuple[int | str, ...]) -> str | None:
+    """Return in words what the text of a field must be like."""
+    node: Schema = pool_schema()["properties"]["spec"]
+    for step in steps:
+        deeper = node["items"] if isinstance(step, int) else node.get("properties", {}).get(step)
+        node = deeper or node.get("additionalProperties") or {}
+    return FORMS.get(node.get("pattern", ""))
 
 
 # What people put secrets into; nothing at, in or around it is ever repeated.
@@ -124,14 +163,14 @@ def _metadata_problems(metadata: object) -> Iterator[str]:
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-def _unknown(schema: Schema, value: object, path: tuple[int | str, ...]) -> Iterator[str]:
+def _unknown(schema: Schema, value: object, path: tuple[int | str, ...]) -> Iterator[UnknownField]:
     properties = schema.get("properties")
     if isinstance(value, Mapping) and properties is not None:
         for key, child in value.items():
             if key in properties:
                 yield from _unknown(properties[key], child, (*path, key))
             else:
-                yield field_path((*path, str(key)))
+                yield UnknownField(field_path((*path, str(key))), str(key), tuple(properties))
     elif isinstance(value, list) and "items" in schema:
         for index, item in enumerate(value):
             yield from _unknown(schema["items"], item, (*path, index))

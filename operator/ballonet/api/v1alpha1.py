@@ -58,6 +58,31 @@ LABEL_KEY_PATTERN: Final = (
 SERVED_NAME_PATTERN: Final = r"^[A-Za-z0-9][^\x00-\x20\x7f,$]*$"
 IMAGE_PATTERN: Final = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9])[-A-Za-z0-9._:/@+]*$"
 LABEL_VALUE_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+KEY_PATTERN: Final = r"^[-._a-zA-Z0-9]+$"
+FOLDER_PATTERN: Final = r"^[A-Za-z0-9_][-A-Za-z0-9._]*(/[A-Za-z0-9_][-A-Za-z0-9._]*)*$"
+HUB_NAME_PATTERN: Final = r"^[A-Za-z0-9][-A-Za-z0-9._/]*$"
+VARIABLE_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_.-]*$"
+VERSION_PATTERN: Final = r"^[0-9]+\.[0-9]+\.[0-9]+([.+-]?[0-9A-Za-z.]+)?$"
+DEVICE_PATTERN: Final = r"^[A-Za-z0-9][-A-Za-z0-9._]*$"
+RESOURCE_PATTERN: Final = (
+    r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$"
+)
+
+# What to write instead of a text that does not match, for whoever reads no regular expressions.
+FORMS: Final = {
+    NAME_PATTERN: "a-z, 0-9 and -, starting with a letter, for example research-1",
+    OBJECT_NAME_PATTERN: "a-z, 0-9, - and ., for example tiny-model",
+    SERVED_NAME_PATTERN: "a letter or digit first, and no blank, comma or $",
+    IMAGE_PATTERN: "an image reference, for example registry.example/vllm:0.32.0",
+    LABEL_VALUE_PATTERN: "letters, digits, -, _ and ., starting and ending with a letter or digit",
+    KEY_PATTERN: "letters, digits, -, _ and ., for example config.json",
+    FOLDER_PATTERN: "a path below the volume, for example models/tiny, with neither / first nor ..",
+    HUB_NAME_PATTERN: "letters, digits, -, _, . and /, for example Qwen/Qwen3-32B",
+    VARIABLE_PATTERN: "a name such as HF_HOME, of letters, digits, _, - and .",
+    VERSION_PATTERN: "three numbers with dots and without v, for example 0.32.0",
+    DEVICE_PATTERN: "letters, digits, -, _ and . without blanks, for example H100-80GB",
+    RESOURCE_PATTERN: "domain/name, for example nvidia.com/gpu",
+}
 
 
 # A path below the object that is looked at, as the API server writes it (.topologies[0].name), and
@@ -251,7 +276,7 @@ class ConfigMapKeyRef(Model):
     """A key of a ConfigMap in the pool's namespace."""
 
     name: ObjectName = Field(description="Name of the ConfigMap in the pool's namespace.")
-    key: Annotated[str, text(253, r"^[-._a-zA-Z0-9]+$")] = Field(
+    key: Annotated[str, text(253, KEY_PATTERN)] = Field(
         description="Key that holds the text of the model's config.json."
     )
 
@@ -299,19 +324,15 @@ class ModelClaim(Model):
         description="Name of the PersistentVolumeClaim in the pool's namespace; mounted read-only "
         "at /model."
     )
-    path: (
-        Annotated[
-            str,
-            text(255, r"^[A-Za-z0-9_][-A-Za-z0-9._]*(/[A-Za-z0-9_][-A-Za-z0-9._]*)*$"),
-        ]
-        | None
-    ) = Field(None, description="Folder of the model inside the volume; absent means its root.")
+    path: Annotated[str, text(255, FOLDER_PATTERN)] | None = Field(
+        None, description="Folder of the model inside the volume; absent means its root."
+    )
 
 
 class ModelSpec(Model):
     """The model that the pool serves."""
 
-    name: Annotated[str, text(253, r"^[A-Za-z0-9][-A-Za-z0-9._/]*$")] = Field(
+    name: Annotated[str, text(253, HUB_NAME_PATTERN)] = Field(
         description="Hub name of the model. Its geometry comes from the catalog by this name, or "
         "from config. Without claim the engine loads the model by this name."
     )
@@ -328,7 +349,7 @@ class ModelSpec(Model):
         description="Names by which clients ask for the model; empty means name. They begin with a "
         "letter or digit and hold no blank, comma or $.",
     )
-    revision: Annotated[str, text(128, r"^[A-Za-z0-9][-A-Za-z0-9._/]*$")] | None = Field(
+    revision: Annotated[str, text(128, HUB_NAME_PATTERN)] | None = Field(
         None, description="Hub revision to load."
     )
     claim: ModelClaim | None = Field(
@@ -339,7 +360,7 @@ class ModelSpec(Model):
 class EnvVar(Model):
     """One plain environment variable. Secrets belong into podTemplate as references."""
 
-    name: Annotated[str, text(253, r"^[A-Za-z_][A-Za-z0-9_.-]*$")] = Field(
+    name: Annotated[str, text(253, VARIABLE_PATTERN)] = Field(
         description="Name of the variable; variables that Ballonet owns are refused."
     )
     value: Annotated[str, text(4096, low=0)] = Field("", description="Value of the variable.")
@@ -364,10 +385,9 @@ class EngineSpec(Model):
     """The inference engine that runs in the pods."""
 
     type: EngineType = Field(EngineType.VLLM, description="Engine.")
-    version: Annotated[
-        str,
-        text(32, r"^[0-9]+\.[0-9]+\.[0-9]+([.+-]?[0-9A-Za-z.]+)?$"),
-    ] = Field(description="Version of the engine in the image, for example 0.32.0.")
+    version: Annotated[str, text(32, VERSION_PATTERN)] = Field(
+        description="Version of the engine in the image, for example 0.32.0."
+    )
     image: Annotated[str, text(512, IMAGE_PATTERN)] | None = Field(
         None, description="Container image; absent means the engine's public image of that version."
     )
@@ -416,19 +436,15 @@ class AcceleratorSpec(Model):
         ),
     )
 
-    type: Annotated[str, text(63, r"^[A-Za-z0-9][-A-Za-z0-9._]*$")] = Field(
+    type: Annotated[str, text(63, DEVICE_PATTERN)] = Field(
         description="Device by catalog name, for example H100-80GB, or CPU."
     )
     memory_percent: Annotated[int, integer(10, 98)] = Field(
         90, description="Share of the device memory that the engine may use."
     )
-    resource_name: (
-        Annotated[
-            str,
-            text(253, r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$"),
-        ]
-        | None
-    ) = Field(None, description="Kubernetes resource of the device; absent means the catalog's.")
+    resource_name: Annotated[str, text(253, RESOURCE_PATTERN)] | None = Field(
+        None, description="Kubernetes resource of the device; absent means the catalog's."
+    )
     node_selector: dict[str, Annotated[str, text(63, LABEL_VALUE_PATTERN, low=0)]] = Field(
         default_factory=dict,
         max_length=16,

@@ -64,6 +64,12 @@ def accelerator(name: str) -> Accelerator | None:
     return _accelerators().get(folded(name))
 
 
+def accelerators() -> tuple[Accelerator, ...]:
+    """Return all devices, sorted by name."""
+    by_name = {device.name: device for device in _accelerators().values()}
+    return tuple(by_name[name] for name in sorted(by_name))
+
+
 def accelerator_names() -> tuple[str, ...]:
     """Return the catalog names of all devices, sorted."""
-    return tuple(sorted({device.name for device in _accelerators().values()}))
+    return tuple(device.name for device in accelerators())

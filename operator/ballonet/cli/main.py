@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -32,10 +34,17 @@ class OutputFormat(StrEnum):
 
 @app.command()
 def plan(
+    more_files: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="Further files or folders.")
+    ] = None,
     files: Annotated[
-        list[str],
-        typer.Option("--filename", "-f", help="YAML or JSON with pools; - reads standard input."),
-    ],
+        list[str] | None,
+        typer.Option(
+            "--filename",
+            "-f",
+            help="YAML or JSON with pools, or a folder of such files; - reads standard input.",
+        ),
+    ] = None,
     output: Annotated[
         OutputFormat, typer.Option("--output", "-o", help="How the outcome is printed.")
     ] = OutputFormat.TABLE,
@@ -52,23 +61,25 @@ def plan(
     """
     from ballonet.cli.outcome import exit_code, plan_document  # noqa: PLC0415 - pydantic is slow
     from ballonet.cli.output import as_json, as_table, as_text, as_yaml  # noqa: PLC0415
-    from ballonet.cli.pools import ConfigMaps, PoolDocument, select  # noqa: PLC0415
+    from ballonet.cli.pools import ConfigMaps, PoolDocument, no_pool, select  # noqa: PLC0415
     from ballonet.cli.yaml_input import InvalidInput, decode, read_documents  # noqa: PLC0415
 
+    names = [*(files or ()), *(more_files or ())]
+    if not names:
+        _bad_input("no input: name a file with -f FILE; -f - reads standard input")
     pools: list[PoolDocument] = []
-    config_maps = []
-    for name in files:
+    config_maps: list[Mapping[str, Any]] = []
+    others: list[str] = []
+    for name in chain.from_iterable(_files(name) for name in names):
         try:
-            found, beside = select(name, read_documents(decode(_read(name), advice=_ONLY_POOLS)))
+            found = select(name, read_documents(decode(_read(name), advice=_ONLY_POOLS)))
         except InvalidInput as error:
             _bad_input(f"{name}: {error}")
-        pools.extend(found)
-        config_maps.extend(beside)
+        pools.extend(found.pools)
+        config_maps.extend(found.config_maps)
+        others.extend(found.others)
     if not pools:
-        _bad_input(
-            f"{', '.join(files)}: holds no InferencePool of group ballonet.io; other kinds and the "
-            "InferencePool of other groups are left out"
-        )
+        _bad_input(f"{', '.join(names)}: {no_pool(others)}")
     config_text = None
     if config == "-":
         _bad_input("--config -: standard input is not taken: name a file")
@@ -77,6 +88,11 @@ def plan(
             config_text = decode(_read(config), advice=_ONLY_A_CONFIG)
         except InvalidInput as error:
             _bad_input(f"{config}: {error}")
+        if not any(pool.refers_to_config for pool in pools):
+            _bad_input(
+                f"--config {config}: no pool has spec.model.config.configMapRef, so nothing would "
+                "read it: add that to the pool, or write the text into spec.model.config.inline"
+            )
     maps = ConfigMaps(tuple(config_maps))
     outcomes = [plan_document(pool, maps, config_text) for pool in pools]
     if output is OutputFormat.JSON:
@@ -112,6 +128,23 @@ def version() -> None:
 
 _ONLY_POOLS: Final = "give only the pools and the ConfigMaps that they name"
 _ONLY_A_CONFIG: Final = "give the config.json of one model, which has a few thousand characters"
+
+
+def _files(name: str) -> list[str]:
+    """Return the files that a name stands for: itself, or those in the folder of that name."""
+    if name == "-" or not Path(name).is_dir():
+        return [name]
+    try:
+        found = sorted(str(path) for path in Path(name).iterdir() if path.suffix in _SUFFIXES)
+    except OSError as error:
+        _bad_input(f"{name}: {error.strerror or error}")
+    if not found:
+        _bad_input(f"{name}: the folder holds no file that ends in {', '.join(_SUFFIXES)}")
+    return found
+
+
+# As kubectl takes them from a folder.
+_SUFFIXES: Final = (".json", ".yaml", ".yml")
 
 
 def _read(name: str) -> bytes:

@@ -8,8 +8,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from ballonet.api.conditions import ConditionType, Finding, Reason, Status
-from ballonet.api.crdgen import Schema, pool_schema
-from ballonet.api.parse import InvalidPoolError, parse_spec, unknown_fields
+from ballonet.api.parse import InvalidPoolError, UnknownField, parse_spec, unknown_fields
 from ballonet.api.status import Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.catalog import suggest
@@ -93,7 +92,8 @@ def plan_document(
 ) -> Outcome:
     """Plan one pool; what is wrong with it is part of the outcome."""
     unknown = [
-        f"{path}: no such field{_did_you_mean(path)}" for path in unknown_fields(document.body)
+        f"{field.path}: no such field{_did_you_mean(field)}"
+        for field in unknown_fields(document.body)
     ]
     try:
         spec = parse_spec(document.body)
@@ -122,27 +122,14 @@ def _problems(plan: Plan) -> tuple[str, ...]:
     message = plan.spec_resolved.message
     if plan.spec_resolved.reason is Reason.CONFIG_NOT_FOUND:
         message += ", give it in the same input, or give the text with --config FILE"
+    if plan.spec_resolved.reason is Reason.UNKNOWN_MODEL:
+        message += " With configMapRef the text may come from --config FILE here."
     return (message, *plan.refused_arguments)
 
 
-def _did_you_mean(path: str) -> str:
-    close = suggest(path.rsplit(".", 1)[-1], _field_names(), limit=1, likeness=0.6)
-    return f": did you mean {close[0]}?" if close else ""
-
-
-def _field_names() -> list[str]:
-    """Return the names of all fields of a pool's spec."""
-    names: set[str] = set()
-
-    def walk(schema: Schema) -> None:
-        for name, child in schema.get("properties", {}).items():
-            names.add(name)
-            walk(child)
-        if "items" in schema:
-            walk(schema["items"])
-
-    walk(pool_schema()["properties"]["spec"])
-    return sorted(names)
+def _did_you_mean(field: UnknownField) -> str:
+    close = suggest(field.name, field.siblings, limit=1, likeness=0.6)
+    return f": did you mean {close[0]}?" if close else f": use one of {', '.join(field.siblings)}"
 
 
 # Figures of one engine, by their names in the document.

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from ballonet.api.conditions import Status
+from ballonet.api.conditions import ConditionType, Finding, Status
 from ballonet.api.v1alpha1 import GROUP, PLURAL
 from ballonet.cli.outcome import ExitCode, Outcome, as_document
 
@@ -76,7 +76,7 @@ def _paragraphs(outcome: Outcome) -> list[str]:
         lines += [
             f"{kind} {finding.status} ({finding.reason}): {finding.message}"
             for kind, finding in outcome.conditions
-            if not (outcome.problems and finding.status is Status.UNKNOWN)
+            if not (outcome.problems and _says_no_more(kind, finding))
         ]
         if outcome.plan.engine_args:
             lines.append("engine arguments: " + shlex.join(outcome.plan.engine_args))
@@ -84,6 +84,14 @@ def _paragraphs(outcome: Outcome) -> list[str]:
             lines.append(f"remedy {remedy.name}: {remedy.description}")
             lines.append("    " + _patch_command(outcome, remedy.patch))
     return lines
+
+
+def _says_no_more(kind: ConditionType, finding: Finding) -> bool:
+    """Return whether a condition follows from the problems, which stand above it."""
+    if finding.status is Status.UNKNOWN:
+        return True
+    repeats = kind in (ConditionType.SPEC_RESOLVED, ConditionType.CONFIGURED)
+    return repeats and finding.status is Status.FALSE
 
 
 def as_text(outcomes: Sequence[Outcome]) -> str:

@@ -13,7 +13,7 @@ from ballonet.catalog import (
     accelerator,
     accelerator_names,
     model,
-    model_names,
+    similar_models,
     suggest,
 )
 from ballonet.engines import vllm
@@ -113,15 +113,16 @@ def _device(spec: InferencePoolSpec) -> Accelerator:
     if device is None:
         raise Unresolved(
             Reason.UNKNOWN_ACCELERATOR,
-            f"spec.accelerator.type: {name} is not in the catalog"
-            + _instead(name, accelerator_names()),
+            f"spec.accelerator.type: {name} is not in the catalog: {_instead(name)}",
         )
     return device
 
 
-def _instead(name: str, known: tuple[str, ...]) -> str:
-    close = suggest(name, known)
-    return f": did you mean {' or '.join(close)}?" if close else f": use one of {', '.join(known)}"
+def _instead(device: str) -> str:
+    close = suggest(device, accelerator_names())
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"use one of {', '.join(accelerator_names())}"
 
 
 def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
@@ -162,10 +163,13 @@ def _geometry(
     config = spec.model.config
     if config is None:
         if catalogued is None:
+            close = similar_models(name)
             raise Unresolved(
                 Reason.UNKNOWN_MODEL,
-                f"spec.model.name: {name} is not in the catalog{_instead(name, model_names())} "
-                "Otherwise give the text of its config.json in spec.model.config.",
+                f"spec.model.name: {name} is not in the catalog"
+                + (f": did you mean {' or '.join(close)}? If not, give " if close else ": give ")
+                + "the text of its config.json in spec.model.config (inline or configMapRef). A "
+                "model whose cache layout is not planned for is then Unknown, and is started.",
             )
         return catalogued.geometry, catalogued, None, "catalog"
     if config.config_map_ref is not None:
