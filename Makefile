@@ -33,7 +33,7 @@ check: setup ## Lint, types, import rules, generated files
 	$(PY) hack/generate.py --check
 
 .PHONY: generate
-generate: setup ## Write crds/ from the models in operator/ballonet/api
+generate: setup ## Write crds/ and the generated pages and tables of docs/
 	$(PY) hack/generate.py
 
 .PHONY: test
@@ -54,6 +54,14 @@ demo: setup ## A refused topology, its remedy and what both do to a real engine 
 .PHONY: down
 down: setup ## Stop the embedded cluster and remove everything of it
 	$(PY) -m e2e.cluster stop
+
+.PHONY: shell
+shell: setup ## A shell with kubectl on the cluster that runs (after make demo KEEP=1)
+	@$(PY) -m e2e.cluster exec -- $${SHELL:-sh}
+
+.PHONY: plan
+plan: setup ## Plan the pools of F without a cluster, for example F=examples (make turns its exit code into 2)
+	@$(PY) -m ballonet plan -f $(or $(F),$(error say which file or folder: make plan F=examples))
 
 .PHONY: bench
 bench: setup ## Benchmarks

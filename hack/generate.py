@@ -21,6 +21,17 @@ def generated() -> dict[str, str]:
         "crds/ballonet.io_inferencepools.yaml": crdgen.crd_yaml(),
         "docs/conditions.md": reference.conditions_page(),
         "docs/inferencepool.md": reference.pool_page(),
+        "docs/catalog.md": reference.filled(
+            (ROOT / "docs/catalog.md").read_text(),
+            {
+                "devices": reference.devices_part(),
+                "models": reference.models_part(),
+                "versions": reference.versions_part(),
+            },
+        ),
+        "docs/plan.md": reference.filled(
+            (ROOT / "docs/plan.md").read_text(), {"sample": reference.sample_part()}
+        ),
     }
 
 
@@ -38,7 +49,7 @@ def main(arguments: list[str]) -> int:
     stale = outdated()
     for path in stale:
         if "--check" in arguments:
-            print(f"{path} is not what the models give: run `make generate`")
+            print(f"{path} is not what the code gives: run `make generate`")
         else:
             (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
             (ROOT / path).write_text(generated()[path])
