@@ -222,7 +222,6 @@ async def test_a_record_of_a_newer_operator_still_keeps_pods(world: World) -> No
         annotations[ANNOTATION] = base64.b64encode(gzip.compress(text)).decode()
 
     world.cluster.edit(Kind.DEPLOYMENT, NAMESPACE, "pool", newer)
-    world.cluster.edit(Kind.CONFIG_MAP, NAMESPACE, "pool-budget", newer)
     world.restart_operator()
     await world.settle()
     assert args(world) == f"{before} --of-the-newer-one"
@@ -456,3 +455,21 @@ async def test_an_odd_answer_of_the_engine_does_not_end_its_drain(
         drain = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
         assert await asyncio.wait_for(drain.wait(), 30) == 0
     assert len(asked) >= 2
+
+
+async def test_what_others_write_into_the_config_map_never_reaches_a_pod(world: World) -> None:
+    await serving(world)
+    deployment = world.deployment()
+    assert deployment is not None
+    forged = deployment["metadata"]["annotations"][ANNOTATION]
+
+    def plant(obj: Json) -> None:
+        obj["metadata"].setdefault("annotations", {})[ANNOTATION] = forged
+
+    world.edit({"sequence": {"maxTokens": 1024}})
+    world.cluster.edit(Kind.CONFIG_MAP, NAMESPACE, "pool-budget", plant)
+    world.cluster.remove(Kind.DEPLOYMENT, NAMESPACE, "pool")
+    world.restart_operator()
+    await world.settle()
+    assert world.condition("Configured") == ("False", "Refused")
+    assert world.deployment() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from ballonet.planning.resolve import Resolved
 
 # Name of the container that the engine runs in; spec.engine.podTemplate is merged by it.
 CONTAINER = "engine"
+# Inputs and template are kept in annotations of the Deployment, which take 256 KiB in all.
+MAX_TEMPLATE_CHARACTERS = 65_536
 # A rank's own process with its CUDA context, beside file cache; an assumption, so only a request.
 GPU_HOST_BYTES_PER_RANK = 4 * GIB
 # Ranks of one pod talk through /dev/shm; Kubernetes gives 64 MiB unless told otherwise.
@@ -108,6 +111,12 @@ def template_shape_problem(spec: InferencePoolSpec) -> str | None:
         lists += (
             (f".spec.containers[{CONTAINER}].{field}", key, container.get(field, []))
             for field, key in _MERGED_BY.items()
+        )
+    length = len(json.dumps(template))
+    if length > MAX_TEMPLATE_CHARACTERS:
+        return (
+            f"{_TEMPLATE} has {length} characters, more than {MAX_TEMPLATE_CHARACTERS}: move data "
+            "from it into a ConfigMap and mount that"
         )
     for place, key, items in lists:
         if not isinstance(items, list) or not all(

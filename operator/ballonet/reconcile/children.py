@@ -137,7 +137,6 @@ def budget_config_map(pool: Json, record: AppliedRecord, *, rolling_out: bool) -
         "v1",
         "ConfigMap",
         pool["metadata"]["name"] + BUDGET_SUFFIX,
-        annotations={ANNOTATION: record.encode()},
         body={"data": config_map_data(document)},
     )
 

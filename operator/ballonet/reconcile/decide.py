@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -29,7 +28,6 @@ from ballonet.reconcile.pods import availability, rolling_out
 from ballonet.reconcile.record import (
     ANNOTATION,
     LIMITS,
-    MAX_TEMPLATE_CHARACTERS,
     AppliedRecord,
     decode,
     normal_form,
@@ -234,12 +232,16 @@ def _words(live: Json) -> str:
 
 
 def _stored_record(observed: Observed) -> AppliedRecord | None:
-    for child in (observed.deployment, observed.budget):
-        if child.live is not None and child.holder in (Holder.THIS_POOL, Holder.ORPHAN):
-            record = decode(child.live["metadata"].get("annotations", {}).get(ANNOTATION))
-            if record is not None:
-                return record
-    return None
+    """Return what was applied: as the Deployment has it, or as this process applied it last.
+
+    No other object is believed: whoever may write it could choose what runs in the pods.
+    """
+    child = observed.deployment
+    if child.live is not None and child.holder in (Holder.THIS_POOL, Holder.ORPHAN):
+        record = decode(child.live["metadata"].get("annotations", {}).get(ANNOTATION))
+        if record is not None:
+            return record
+    return decode(observed.applied)
 
 
 def _rollout(
@@ -313,14 +315,6 @@ def _blockers(observed: Observed, plan: Plan | None) -> Iterator[Finding]:
     shape = template_shape_problem(observed.spec)
     if shape is not None:
         yield Finding(Status.FALSE, Reason.INVALID_POD_TEMPLATE, shape)
-    length = len(json.dumps(observed.spec.engine.pod_template))
-    if length > MAX_TEMPLATE_CHARACTERS:
-        yield Finding(
-            Status.FALSE,
-            Reason.INVALID_POD_TEMPLATE,
-            f"spec.engine.podTemplate has {length} characters, more than "
-            f"{MAX_TEMPLATE_CHARACTERS}: move data from it into a ConfigMap and mount that",
-        )
     if plan.refused_arguments:
         yield Finding(Status.FALSE, Reason.FLAG_REFUSED, " ".join(plan.refused_arguments))
     if plan.budget_computed.status is Status.FALSE:

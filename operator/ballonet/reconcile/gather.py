@@ -26,7 +26,8 @@ class Observed:
     """What was seen of one pool, in one pass.
 
     ``spec`` is None where the stored spec does not parse; ``problem`` then says why, as it does
-    when the ConfigMap that the model refers to cannot be read.
+    when the ConfigMap that the model refers to cannot be read. ``applied`` is the record, as
+    annotation text, of what this process applied last.
     """
 
     pool: Json
@@ -39,6 +40,7 @@ class Observed:
     pods: Sequence[Json] = ()
     last_words: Mapping[str, LastWords] = field(default_factory=dict)
     readings: Sequence[EngineSample | ScrapeFailure] = ()
+    applied: str | None = None
 
 
 def read_spec(pool: Json) -> tuple[InferencePoolSpec | None, Finding | None]:

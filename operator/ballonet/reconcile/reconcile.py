@@ -98,6 +98,9 @@ class _Memory:
     samples: dict[str, EngineSample] = field(default_factory=dict)
     words: dict[EndedRun, LastWords] = field(default_factory=dict)
     refused: _Refused | None = None
+    # The record of what was applied last, so that a Deployment deleted by hand is put back as it
+    # was. As text, which is small.
+    applied: str | None = None
 
 
 class Reconciler:
@@ -265,6 +268,7 @@ class Reconciler:
             pods=pods,
             last_words={run.pod: words for run, words in memory.words.items()},
             readings=await self._read_engines(spec, targets(pods), memory),
+            applied=memory.applied,
         )
 
     async def _read_engines(
@@ -347,6 +351,8 @@ class Reconciler:
                 refusal = await self._apply_child(live, desired, memory)
                 if refusal is not None:
                     return refusal, None
+            if decision.record is not None and decision.applies:
+                memory.applied = decision.record.encode()
         except ApiError as error:
             if error.namespace_leaving:
                 raise _NamespaceLeavingError from error

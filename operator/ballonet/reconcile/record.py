@@ -1,8 +1,7 @@
 """What was applied for a pool, kept on its Deployment: the inputs and what they were rendered to.
 
 It lets a newer operator tell "the user changed something" from "I would do it differently now":
-only the first may replace pods. A copy on the budget ConfigMap lets a deleted Deployment be put
-back.
+only the first may replace pods.
 """
 
 from __future__ import annotations
@@ -22,9 +21,6 @@ from ballonet.cluster.port import Json
 ANNOTATION: Final = "ballonet.io/applied"
 # The members of the document for agent runtimes that an engine enforces.
 LIMITS: Final = ("slots", "ceilingTokens")
-# A podTemplate stands twice in a record, beside a config.json of 64 KiB, and the API server lets
-# all annotations of an object take 256 KiB.
-MAX_TEMPLATE_CHARACTERS: Final = 64 * 1024
 _MAX_BYTES: Final = 4 * 1024 * 1024
 
 
