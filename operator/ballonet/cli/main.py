@@ -35,7 +35,7 @@ class OutputFormat(StrEnum):
 @app.command()
 def plan(
     more_files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="Further files or folders.")
+        list[str] | None, typer.Argument(metavar="FILE...", help="Further files or folders.")
     ] = None,
     files: Annotated[
         list[str] | None,
