@@ -12,7 +12,8 @@ import aiohttp
 
 # A bound on any single request: nothing here may hang for ever, and a queued request takes minutes.
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=900, connect=10)
-SCRAPE_TIMEOUT = aiohttp.ClientTimeout(total=5)
+# A page that comes late is worth more than none: an engine that computes may answer after seconds.
+SCRAPE_TIMEOUT = aiohttp.ClientTimeout(total=30)
 BUSY_STATUSES = frozenset({429, 503})
 LONGEST_PAUSE_SECONDS = 10.0
 

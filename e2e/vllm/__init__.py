@@ -39,11 +39,14 @@ def versions() -> list[str]:
 
 
 def environment_path(version: str = DEFAULT_VERSION) -> Path:
-    """Where the environment of this version is or would be."""
+    """Where the environment of this version is or would be.
+
+    Its scripts hold the path where it was made, so a link to it is followed.
+    """
     lock = _lock(version)
     files = [lock / name for name in ("torch.txt", "packages.txt", "cuda.txt")]
     key = content_key([version, str(INTERPRETER), *(path.read_bytes() for path in files)])
-    return cache_root() / f"vllm-{key}"
+    return (cache_root() / f"vllm-{key}").resolve()
 
 
 def build(version: str = DEFAULT_VERSION) -> Path:

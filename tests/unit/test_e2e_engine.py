@@ -13,6 +13,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from e2e.load.client import RequestFailedError, complete, read_gauges
 from e2e.load.fanout import fan_out, planner_and_workers, sequences_of_budget
@@ -144,8 +146,52 @@ async def test_a_fan_out_over_the_limit_queues_and_finishes(start: Start, spelli
     assert (result.finished, result.failures) == (6, ())
     assert (result.peak_running, result.peak_waiting) == (3, 3)
     assert (result.peak_blocks, result.usable_blocks) == (96, 127)
+    assert result.samples >= 1
+    assert result.sample_errors == ()
     assert result.generated_tokens == 6 * (1024 - 600)
     assert result.preemptions == 0
+
+
+async def test_without_a_reading_under_load_the_peaks_are_unknown_and_never_zero(
+    start: Start,
+) -> None:
+    stub = start()
+    await stub.tell(metrics={"num_requests_running": 0, "num_requests_waiting": 0})
+    result = await fan_out(stub.url, planner_and_workers(1024), model="tiny")
+    assert (result.finished, result.samples) == (6, 0)
+    peaks = (result.peak_running, result.peak_waiting, result.peak_usage, result.peak_blocks)
+    assert peaks == (None, None, None, None)
+
+
+async def test_readings_that_fail_under_load_are_reported_beside_the_others(start: Start) -> None:
+    stub = start(STUB_SETTINGS='{"hold_seconds": 60}')
+    asked = 0
+
+    async def page(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked in (2, 3):
+            return web.Response(status=500)
+        running = 6 if asked == 4 else 0
+        lines = (
+            f'vllm:num_requests_running{{engine="0"}} {running}',
+            'vllm:kv_cache_usage_perc{engine="0"} 0.5',
+        )
+        return web.Response(text="\n".join(lines))
+
+    application = web.Application()
+    application.router.add_get("/metrics", page)
+    async with TestServer(application) as server:
+        pages = [str(server.make_url("/metrics"))]
+        fan = asyncio.create_task(
+            fan_out(stub.url, planner_and_workers(1024), model="tiny", metrics_urls=pages)
+        )
+        await eventually(stub, lambda _: asked >= 4)
+        await stub.tell(hold_seconds=0)
+        result = await fan
+    assert (result.finished, result.samples, result.peak_running) == (6, 1, 6)
+    (error,) = result.sample_errors
+    assert "500" in error
 
 
 async def test_the_load_takes_its_shape_from_the_budget_document(start: Start) -> None:
