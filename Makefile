@@ -52,8 +52,8 @@ demo: setup ## A refused topology, its remedy and what both do to a real engine 
 	$(PY) -m e2e.session $(if $(KEEP),--keep) -- $(PY) -m e2e.demo $(if $(KEEP),--keep)
 
 .PHONY: down
-down: setup ## Stop the embedded cluster and remove everything of it
-	$(PY) -m e2e.cluster stop
+down: setup ## Stop the embedded cluster, unless a session uses it (FORCE=1: even then)
+	$(PY) -m e2e.cluster stop $(if $(FORCE),--force)
 
 .PHONY: shell
 shell: setup ## A shell with kubectl on the cluster that runs (after make demo KEEP=1)

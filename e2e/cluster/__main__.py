@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from e2e.cluster import build, machine
+from e2e.cluster import build, guard, machine
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.errors import ClusterError
 
@@ -17,7 +17,7 @@ usage: python -m e2e.cluster COMMAND
   deps                   install the missing Debian packages (root)
   build                  build the Kubernetes binary unless the cache has it, and print its path
   start [--gpus N]       start the cluster, or use the healthy one that runs
-  stop                   end it and remove everything it made
+  stop [--force]         end it and remove everything it made; not while a session uses it
   status                 say what runs; exit code 0 healthy, 3 stopped, 1 anything else
   exec -- COMMAND        run a command in the cluster's network, with KUBECONFIG set
   kubectl ARGUMENTS      run kubectl as the cluster's administrator
@@ -47,20 +47,49 @@ def make(cluster: Cluster, arguments: Sequence[str]) -> int:
 def start(cluster: Cluster, arguments: Sequence[str]) -> int:
     options = _options("start")
     options.add_argument("--gpus", type=int, help="fake GPUs of the node")
-    cluster.start(gpus=options.parse_args(arguments).gpus)
+    gpus = options.parse_args(arguments).gpus
+    user = guard.user(cluster.cache)
+    if user and not cluster.status().healthy:
+        raise ClusterError(
+            f"the cluster of {cluster.cache} is not healthy, and in use by {user}: "
+            "a start would remove it; wait until it has ended"
+        )
+    cluster.start(gpus=gpus)
     print(f"KUBECONFIG={cluster.kubeconfig}")
     return 0
 
 
 def stop(cluster: Cluster, arguments: Sequence[str]) -> int:
-    _options("stop").parse_args(arguments)
-    cluster.stop()
+    options = _options("stop")
+    options.add_argument("--force", action="store_true", help="even below a session that uses it")
+    if options.parse_args(arguments).force:
+        user = guard.user(cluster.cache)
+        if user:
+            say(f"stopped below {user}, which will fail")
+        _stop(cluster)
+    else:
+        advice = "wait until it has ended, or stop below it (make down FORCE=1, or stop --force)"
+        with guard.in_use(cluster.cache, advice):
+            _stop(cluster)
     return 0
+
+
+def _stop(cluster: Cluster) -> None:
+    before = cluster.status()
+    ended = len(cluster.processes())
+    cluster.stop()
+    if before.stopped:
+        say(f"no cluster of {cluster.cache} runs: nothing to stop")
+    else:
+        say(f"stopped the cluster of {cluster.cache}: {ended} processes ended, state removed")
 
 
 def status(cluster: Cluster, arguments: Sequence[str]) -> int:
     _options("status").parse_args(arguments)
     found = cluster.status()
+    user = guard.user(cluster.cache)
+    if user:
+        print(f"in use by {user}")
     for line in found.leftovers:
         print(f"left behind: {line}")
     for name, state in found.components.items():

@@ -1,17 +1,21 @@
 """The parts of the embedded cluster that need neither root nor a cluster."""
 
+import contextlib
 import os
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e.cluster import ClusterError, build, components
+from e2e.cluster import ClusterError, build, components, guard
 from e2e.cluster.archive import read_archive, write_archive
 from e2e.cluster.cgroups import Hierarchy, hierarchies
 from e2e.cluster.processes import Process, spawn
+from e2e.harness.poll import eventually
 
 V1_MOUNTS = """\
 23 27 0:22 / /sys rw,relatime - sysfs sysfs rw
@@ -155,3 +159,60 @@ def test_a_spawned_process_gets_no_environment_but_its_path(tmp_path: Path) -> N
 def test_an_unknown_component_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'kube-dns': use one of etcd, containerd"):
         components.command("kube-dns", components.Layout(tmp_path), Path("k"), {})
+
+
+HOLD = """
+import subprocess, sys
+from pathlib import Path
+from e2e.cluster import guard
+with guard.in_use(Path(sys.argv[1]), "") as lock:
+    child = subprocess.Popen(["sleep", "60"], pass_fds=[lock], stdout=subprocess.DEVNULL)
+    print(child.pid, flush=True)
+    child.wait()
+"""
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """A process that uses the cluster of `tmp_path`, and the command it runs."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        command = int(process.stdout.readline())
+        yield process.pid, command
+        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(command, signal.SIGKILL)
+
+
+def test_a_cluster_in_use_is_refused_with_process_and_command(
+    session: tuple[int, int], tmp_path: Path
+) -> None:
+    expected = rf"in use by process {session[0]} \({sys.executable} -c .*: try later"
+    with (
+        pytest.raises(ClusterError, match=f"(?s){expected}"),
+        guard.in_use(tmp_path, "try later"),
+    ):
+        pass
+
+
+def test_the_command_of_a_killed_session_still_uses_the_cluster(
+    session: tuple[int, int], tmp_path: Path
+) -> None:
+    process, command = session
+    os.kill(process, signal.SIGKILL)
+    eventually(
+        lambda: guard.user(tmp_path) == f"process {command} (sleep 60)", "the command to be named"
+    )
+    os.kill(command, signal.SIGKILL)
+    eventually(lambda: guard.user(tmp_path) is None, "the lock to be gone")
+    with guard.in_use(tmp_path, ""):
+        pass
+
+
+def test_a_folder_that_nobody_used_yet_is_free(tmp_path: Path) -> None:
+    assert guard.user(tmp_path) is None
+    with guard.in_use(tmp_path, ""):
+        pass
+    assert guard.user(tmp_path) is None
