@@ -85,6 +85,11 @@ class Cluster:
         return self._layout.kubeconfig("admin")
 
     @property
+    def kubectl_program(self) -> Path:
+        """A kubectl that speaks to this cluster from any folder; there while the cluster is."""
+        return self._layout.state / "bin" / "kubectl"
+
+    @property
     def audit_log(self) -> Path:
         """One JSON object a line: every write, and every read by the operator's namespace."""
         return self._layout.audit_log
@@ -164,7 +169,7 @@ class Cluster:
 
     def environment(self) -> dict[str, str]:
         """This process's environment, with KUBECONFIG set and `kubectl` in PATH."""
-        path = f"{self._layout.state / 'bin'}:{machine.SEARCH_PATH}"
+        path = f"{self.kubectl_program.parent}:{machine.SEARCH_PATH}"
         return os.environ | {"KUBECONFIG": str(self.kubeconfig), "PATH": path}
 
     def namespace_exec(
@@ -276,12 +281,7 @@ class Cluster:
             (layout.state / folder).mkdir()
         self._write("boot-id", boot_id())
         self._write("kubernetes", str(binaries.kubernetes))
-        kubectl = layout.state / "bin" / "kubectl"
-        # kubectl keeps what it learns by address, and every cluster of ours has the same.
-        known = shlex.quote(str(layout.state / "kubectl-cache"))
-        program = shlex.quote(str(binaries.kubernetes))
-        kubectl.write_text(f'#!/bin/sh\nKUBECACHEDIR={known} exec {program} kubectl "$@"\n')
-        kubectl.chmod(0o755)
+        self._write_kubectl(binaries.kubernetes)
         for path, content in components.configuration(layout).items():
             path.write_text(content)
         self._make_certificates()
@@ -306,6 +306,20 @@ class Cluster:
         for name in components.AFTER_API:
             self._await_component(name, START_TIMEOUT_SECONDS)
         self._report(f"the node is ready after {time.monotonic() - begun:.1f} s")
+
+    def _write_kubectl(self, kubernetes: Path) -> None:
+        """A kubectl of this cluster that works from anywhere on the machine, for root."""
+        holder = shlex.quote(str(self._layout.pid(HOLDER)))
+        # kubectl keeps what it learns by address, and every cluster of ours has the same.
+        known = shlex.quote(str(self._layout.state / "kubectl-cache"))
+        self.kubectl_program.write_text(
+            "#!/bin/sh\n"
+            f"read -r holder _ < {holder} || exit 1\n"
+            f"export KUBECACHEDIR={known} KUBECONFIG={shlex.quote(str(self.kubeconfig))}\n"
+            'exec nsenter "--net=/proc/$holder/ns/net" -- '
+            f'{shlex.quote(str(kubernetes))} kubectl "$@"\n'
+        )
+        self.kubectl_program.chmod(0o755)
 
     def _make_certificates(self) -> None:
         authority = Authority(self._layout.pki)

@@ -7,6 +7,8 @@ from rich.table import Table
 
 from e2e.demo.story import Outcome, Run
 
+NOT_SAMPLED = "not sampled"
+
 
 def show(outcome: Outcome, console: Console) -> None:
     """Print what was measured."""
@@ -41,23 +43,29 @@ def _fan_outs(outcome: Outcome) -> Table:
     table.add_column("engine", no_wrap=True)
     for heading in ("ceiling", "limit", "finished", "preemptions"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("peak running", "peak waiting", "peak KV blocks", "wall time"):
+    for heading in ("peak running", "peak waiting", "peak KV blocks", "samples", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for run in (outcome.plain, outcome.warned, outcome.remedied):
+    for run in outcome.runs:
         table.add_row(*_cells(run))
     return table
 
 
 def _cells(run: Run) -> list[str]:
     load = run.load
+    blocks = f"{load.peak_blocks} of {load.usable_blocks} ({load.peak_usage or 0:.0%})"
     return [
         run.title,
         str(run.ceiling_tokens),
         "none" if run.engine_limit is None else str(run.engine_limit),
         f"{load.finished} of {load.requests}",
         str(load.preemptions),
-        str(load.peak_running),
-        str(load.peak_waiting),
-        f"{load.peak_blocks} of {load.usable_blocks} ({load.peak_usage:.0%})",
+        _sampled(load.peak_running),
+        _sampled(load.peak_waiting),
+        NOT_SAMPLED if load.peak_blocks is None else blocks,
+        str(load.samples),
         f"{load.wall_seconds:.1f} s",
     ]
+
+
+def _sampled(peak: int | None) -> str:
+    return NOT_SAMPLED if peak is None else str(peak)

@@ -74,6 +74,11 @@ class Outcome:
     warned: Run
     remedied: Run
 
+    @property
+    def runs(self) -> tuple[Run, Run, Run]:
+        """The fan-outs in the order in which they ran."""
+        return self.plain, self.warned, self.remedied
+
 
 def unfit_pool(name: str = POOL_NAME) -> PoolBuilder:
     """A planner and five workers at a ceiling of 1,024 tokens on 128 blocks of 32."""
