@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import pytest
 
@@ -12,6 +13,7 @@ from ballonet.app.workers import SCHEMA_RETRY_SECONDS, Workers
 from ballonet.cluster.port import ApiError
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.reconcile import Outcome, PoolKey
+from ballonet.telemetry.port import EngineSample, PodTarget
 
 KEY = PoolKey("ns", "p")
 
@@ -166,6 +168,26 @@ async def test_series_of_a_pool_follow_its_status_and_go_with_it(harness: Harnes
     harness.queue.add(KEY)
     await harness.one_round()
     assert harness.series("ballonet_pool_") == ""
+
+
+async def test_the_load_of_engines_is_summed_and_what_none_reports_is_absent(
+    harness: Harness,
+) -> None:
+    target = PodTarget("ns", "p-1", "u", "10.0.0.1", 8000)
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    samples = (
+        EngineSample(target, now, None, None, 3, 1, 250, None),
+        EngineSample(target, now, None, None, 2, None, 900, None),
+    )
+    harness.behave = lambda: Outcome(None, {"conditions": []}, samples)
+    harness.queue.add(KEY)
+    await harness.one_round()
+    shown = harness.series("ballonet_pool_")
+    labels = 'name="p",namespace="ns"'
+    assert f"ballonet_pool_requests_running{{{labels}}} 5.0" in shown
+    assert f"ballonet_pool_requests_waiting{{{labels}}} 1.0" in shown
+    assert f"ballonet_pool_kv_cache_usage_ratio{{{labels}}} 0.9" in shown
+    assert "preemptions" not in shown
 
 
 async def test_the_state_of_the_queue_is_exported_under_known_names(harness: Harness) -> None:

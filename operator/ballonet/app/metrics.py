@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from prometheus_client import (
@@ -20,8 +20,11 @@ from ballonet import __version__
 from ballonet.cluster.port import ApiError, Json
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.reconcile import PoolKey
+from ballonet.telemetry.port import EngineSample
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+_Fold = Callable[[Iterable[float]], float]
 
 # Gauges of a pool: name, help, path in status.
 _POOL_GAUGES: Final = (
@@ -33,6 +36,18 @@ _POOL_GAUGES: Final = (
     ("available_slots", "Sequences that fit an engine at once.", "topology.availableSlots"),
     ("slots", "Sequences that an engine is let run at once.", "engine.slots"),
     ("ready_replicas", "Engine pods that serve.", "readyReplicas"),
+)
+# Gauges of a pool's load: name, help, the figure of one engine pod, and what is made of several.
+_LOAD_GAUGES: Final[tuple[tuple[str, str, Callable[[EngineSample], float | None], _Fold], ...]] = (
+    ("requests_running", "Requests that run in the engines.", lambda s: s.running, sum),
+    ("requests_waiting", "Requests that wait in the engines.", lambda s: s.waiting, sum),
+    ("preemptions", "Preemptions since the engines started.", lambda s: s.preemptions, sum),
+    (
+        "kv_cache_usage_ratio",
+        "Share of KV blocks in use, of the fullest engine.",
+        lambda s: None if s.usage_per_mille is None else s.usage_per_mille / 1000,
+        max,
+    ),
 )
 
 
@@ -87,13 +102,15 @@ class Metrics:
         self._seconds.observe(seconds)
         self._worked.observe(seconds)
 
-    def show_pool(self, key: PoolKey, status: Json) -> None:
-        """Export a pool's status from now on."""
+    def show_pool(self, key: PoolKey, status: Json, samples: Sequence[EngineSample] = ()) -> None:
+        """Export a pool's status and the load of its engines from now on."""
         self._pools.statuses[key] = status
+        self._pools.samples[key] = samples
 
     def forget_pool(self, key: PoolKey) -> None:
         """Remove all series of a pool."""
         self._pools.statuses.pop(key, None)
+        self._pools.samples.pop(key, None)
 
     def page(self) -> bytes:
         """Return the page in Prometheus' text format."""
@@ -116,10 +133,11 @@ def error_word(error: BaseException) -> str:
 
 
 class _PoolCollector(Collector):
-    """Makes the series of all pools from their last status."""
+    """Makes the series of all pools from their last status and the last reading of engines."""
 
     def __init__(self) -> None:
         self.statuses: dict[PoolKey, Json] = {}
+        self.samples: dict[PoolKey, Sequence[EngineSample]] = {}
 
     def collect(self) -> Iterator[Metric]:
         labels = ["namespace", "name"]
@@ -129,6 +147,14 @@ class _PoolCollector(Collector):
                 value = _at(status, path)
                 if value is not None:
                     gauge.add_metric(list(key), value)
+            yield gauge
+        for name, text, figure, fold in _LOAD_GAUGES:
+            gauge = GaugeMetricFamily(f"ballonet_pool_{name}", text, labels=labels)
+            for key, samples in self.samples.items():
+                figures = [got for sample in samples if (got := figure(sample)) is not None]
+                # What no engine reports is absent, not 0.
+                if figures:
+                    gauge.add_metric(list(key), fold(figures))
             yield gauge
         conditions = GaugeMetricFamily(
             "ballonet_pool_condition",

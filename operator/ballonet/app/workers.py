@@ -78,7 +78,7 @@ class Workers:
         if outcome.status is None:
             self._metrics.forget_pool(key)
         else:
-            self._metrics.show_pool(key, outcome.status)
+            self._metrics.show_pool(key, outcome.status, outcome.samples)
 
     def _fail(self, key: PoolKey, error: Exception) -> None:
         patience = 0.0

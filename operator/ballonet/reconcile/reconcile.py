@@ -57,10 +57,14 @@ class PoolKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a pass ended: when to look again without an event, and the status that it left."""
+    """How a pass ended: when to look again without an event, and what was found and left.
+
+    Live numbers of the engines are in ``samples`` alone: in status they would change all the time.
+    """
 
     requeue_after_seconds: float | None
     status: Json | None = None
+    samples: tuple[EngineSample, ...] = ()
 
 
 class EventSink(Protocol):
@@ -178,7 +182,11 @@ class Reconciler:
         written = await self._write_status(pool, decision, own)
         if error is not None:
             raise error
-        return Outcome(_requeue_after(observed, decision, len(self._memory)), written)
+        return Outcome(
+            _requeue_after(observed, decision, len(self._memory)),
+            written,
+            tuple(r for r in observed.readings if isinstance(r, EngineSample)),
+        )
 
     def forget(self, key: PoolKey) -> None:
         """Drop what is remembered of a pool that is gone."""
