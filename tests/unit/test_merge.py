@@ -68,6 +68,12 @@ def test_everything_covers_itself(value: Any) -> None:
         ({}, {"a": []}, True),
         ({"a": [1]}, {"a": []}, False),
         (None, {"a": 1}, False),
+        ({"env": [{"name": "A"}]}, {"env": [{"name": "A", "value": ""}]}, True),
+        ({}, {"priorityClassName": ""}, True),
+        ({}, {"initialDelaySeconds": 0}, True),
+        ({}, {"hostNetwork": False}, True),
+        ({}, {"automountServiceAccountToken": False}, False),
+        ({"priorityClassName": "high"}, {"priorityClassName": ""}, False),
         (
             {"ports": [{"containerPort": 1, "protocol": "UDP"}]},
             {"ports": [{"containerPort": 1}]},

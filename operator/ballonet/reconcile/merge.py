@@ -25,6 +25,10 @@ LIST_KEYS: Final[dict[str, tuple[str, ...]]] = {
 }
 # Maps whose values the API server writes in its own normal form of a quantity.
 _QUANTITY_MAPS: Final = frozenset({"limits", "requests"})
+# Fields whose False is not stored (not pointers in the API's types).
+_BOOLEANS_OFF_BY_DEFAULT: Final = frozenset(
+    {"hostNetwork", "hostPID", "hostIPC", "readOnly", "stdin", "stdinOnce", "tty"}
+)
 _QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor"})
 
 
@@ -50,13 +54,23 @@ def merge(base: Any, over: Any, *, field: str = "") -> Any:
 def covers(live: Any, desired: Any, *, field: str = "") -> bool:
     """Return whether the live value holds everything that is desired.
 
-    What the API server or others added is no difference; an empty map or list covers an absent one.
+    What the API server or others added is no difference, nor is an absent value for an empty one.
     """
     if isinstance(desired, dict):
         return _covers_map(live, desired, field)
     if isinstance(desired, list):
         return _covers_list(live, desired, field)
+    if live is None and field:
+        return _is_left_out(field, desired)
     return bool(live == desired)
+
+
+def _is_left_out(field: str, value: Any) -> bool:
+    """Return whether the API server leaves this value out instead of storing it.
+
+    A False that it stores must be told from none: it may switch off what is on by default.
+    """
+    return value in ("", 0) and (value is not False or field in _BOOLEANS_OFF_BY_DEFAULT)
 
 
 def fingerprint(value: Any) -> str:
