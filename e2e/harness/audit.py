@@ -57,7 +57,7 @@ class AuditLog:
             if not line.endswith(b"\n"):
                 break
             record = json.loads(line)
-            if user is None or record["user"]["username"] == user:
+            if user is None or record["user"].get("username") == user:
                 found.append(_entry(record))
         return found
 
@@ -77,7 +77,8 @@ def _entry(record: dict[str, Any]) -> Entry:
     if target.get("subresource"):
         resource += f"/{target['subresource']}"
     return Entry(
-        user=record["user"]["username"],
+        # Empty for a request that was refused before it was known whose it is.
+        user=record["user"].get("username", ""),
         verb=record["verb"],
         group=target.get("apiGroup", ""),
         resource=resource,

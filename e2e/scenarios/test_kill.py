@@ -48,7 +48,7 @@ def normalised(value: object) -> object:
 
 
 def _record(text: str) -> object:
-    return json.loads(gzip.decompress(base64.b64decode(text)))
+    return normalised(json.loads(gzip.decompress(base64.b64decode(text))))
 
 
 def outcome(pools: PoolClient) -> Json:
