@@ -102,7 +102,7 @@ class Reason(StrEnum):
     )
     # TopologyFits
     FITS = "Fits", "The need is at most the budget."
-    NO_TOPOLOGY = "NoTopology", "No topology is declared, so there is nothing to fit."
+    NO_TOPOLOGY = "NoTopology", "No topology is declared; one sequence at the ceiling fits."
     EXCEEDS_BUDGET = (
         "ExceedsBudget",
         "Fewer sequences fit than are needed at once; the rest would queue.",
@@ -113,7 +113,7 @@ class Reason(StrEnum):
     )
     WITHIN_UNCERTAINTY = (
         "WithinUncertainty",
-        "The need lies inside the predicted interval; the running engine will decide.",
+        "The need, or a start at all, lies inside the prediction; the running engine will decide.",
     )
     BUDGET_UNKNOWN = "BudgetUnknown", "There is no budget to compare with."
     # BudgetVerified
