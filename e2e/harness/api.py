@@ -149,12 +149,6 @@ class Api:
             Credentials(certificate, _file(path, user, "client-key"), user.get("token")),
         )
 
-    def as_token(self, token: str) -> Api:
-        """Return a client of the same server that authenticates with a token."""
-        return Api(self.server, self.ca_file, Credentials(token=token))
-
-    # --- requests --------------------------------------------------------------------------------
-
     def request(
         self,
         method: str,
