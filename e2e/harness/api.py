@@ -149,6 +149,8 @@ class Api:
             Credentials(certificate, _file(path, user, "client-key"), user.get("token")),
         )
 
+    # --- requests --------------------------------------------------------------------------------
+
     def request(
         self,
         method: str,
