@@ -12,6 +12,7 @@ import structlog
 
 from ballonet.api.conditions import ConditionType, Finding, Reason, Status
 from ballonet.api.v1alpha1 import InferencePoolSpec
+from ballonet.cluster.lease import LEASE_SECONDS
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 from ballonet.planning.plan import Plan, plan_pool
 from ballonet.reconcile import status as pool_status
@@ -28,7 +29,7 @@ from ballonet.reconcile.gather import (
 from ballonet.reconcile.merge import fingerprint
 from ballonet.reconcile.ownership import INSTALLATION_ANNOTATION, Child
 from ballonet.reconcile.pods import EndedRun, LastWords, rolling_out, targets
-from ballonet.reconcile.record import normal_form
+from ballonet.reconcile.record import ANNOTATION, normal_form
 from ballonet.telemetry.port import EngineSample, MetricsSource, PodTarget, ScrapeFailure
 
 log = structlog.get_logger(__name__)
@@ -252,7 +253,7 @@ class Reconciler:
         if not renewed or not spec.get("holderIdentity"):
             return False
         age = self._now() - datetime.fromisoformat(renewed)
-        return age < timedelta(seconds=3 * int(spec.get("leaseDurationSeconds", 15)))
+        return age < timedelta(seconds=3 * int(spec.get("leaseDurationSeconds", LEASE_SECONDS)))
 
     async def _gather(
         self, pool: Json, children: tuple[Child, Child, Child], memory: _Memory
@@ -359,8 +360,9 @@ class Reconciler:
                 refusal = await self._apply_child(live, desired, memory)
                 if refusal is not None:
                     return refusal, None
-            if decision.record is not None and decision.applies:
-                memory.applied = decision.record.encode()
+            if decision.applies:
+                *_, deployment = decision.applies
+                memory.applied = deployment["metadata"]["annotations"][ANNOTATION]
         except ApiError as error:
             if error.namespace_leaving:
                 raise _NamespaceLeavingError from error
