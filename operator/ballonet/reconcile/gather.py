@@ -13,7 +13,7 @@ from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 from ballonet.planning.pod import CONTAINER
 from ballonet.reconcile.children import BUDGET_SUFFIX, selector
 from ballonet.reconcile.ownership import Child, examine
-from ballonet.reconcile.pods import EndedRun, LastWords, ended_runs, owned_pods
+from ballonet.reconcile.pods import EndedRun, ended_runs, owned_pods
 from ballonet.telemetry.port import EngineSample, ScrapeFailure
 
 _LOG_LINES: Final = 300
@@ -38,7 +38,7 @@ class Observed:
     service: Child
     budget: Child
     pods: Sequence[Json] = ()
-    last_words: Mapping[str, LastWords] = field(default_factory=dict)
+    last_words: Mapping[str, str] = field(default_factory=dict)
     readings: Sequence[EngineSample | ScrapeFailure] = ()
     applied: str | None = None
 
@@ -105,8 +105,8 @@ async def read_pods(cluster: Cluster, pool: Json, deployment: Child) -> list[Jso
 
 
 async def read_last_words(
-    cluster: Cluster, pods: Sequence[Json], known: Mapping[EndedRun, LastWords]
-) -> dict[EndedRun, LastWords]:
+    cluster: Cluster, pods: Sequence[Json], known: Mapping[EndedRun, str]
+) -> dict[EndedRun, str]:
     """Return the log of the first failed run, which is the one that is told of, read once."""
     words = {}
     for run in ended_runs(pods)[:1]:
@@ -127,7 +127,7 @@ async def read_last_words(
                 raise
             # The run is gone already; its termination message must do.
             continue
-        words[run] = LastWords(log[-_LOG_CHARACTERS:])
+        words[run] = log[-_LOG_CHARACTERS:]
     return words
 
 

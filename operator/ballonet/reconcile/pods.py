@@ -51,13 +51,6 @@ _SECRET = re.compile(
 
 
 @dataclass(frozen=True)
-class LastWords:
-    """The end of the log of a container run that ended with an error."""
-
-    log: str
-
-
-@dataclass(frozen=True)
 class EndedRun:
     """A run of the engine container that ended with an error: its log is worth reading."""
 
@@ -125,7 +118,7 @@ def availability(
     change_due: bool,
     declared_version: str,
     running_versions: Mapping[str, str],
-    last_words: Mapping[str, LastWords],
+    last_words: Mapping[str, str],
 ) -> Finding:
     """Return the Available finding.
 
@@ -168,7 +161,7 @@ def redact(text: str) -> str:
 
 
 def _first_failure(
-    deployment: Json, pods: Sequence[Json], last_words: Mapping[str, LastWords]
+    deployment: Json, pods: Sequence[Json], last_words: Mapping[str, str]
 ) -> Finding | None:
     for pod in pods:
         if not _leaving(pod):
@@ -191,7 +184,7 @@ def _first_failure(
     return None
 
 
-def _cannot_be_placed(pod: Json, _: Mapping[str, LastWords]) -> Finding | None:
+def _cannot_be_placed(pod: Json, _: Mapping[str, str]) -> Finding | None:
     for condition in pod.get("status", {}).get("conditions", ()):
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             message = condition.get("message", "")
@@ -201,7 +194,7 @@ def _cannot_be_placed(pod: Json, _: Mapping[str, LastWords]) -> Finding | None:
     return None
 
 
-def _image_not_there(pod: Json, _: Mapping[str, LastWords]) -> Finding | None:
+def _image_not_there(pod: Json, _: Mapping[str, str]) -> Finding | None:
     for status in _container_statuses(pod):
         waiting = status.get("state", {}).get("waiting", {})
         if waiting.get("reason") in _IMAGE_REASONS:
@@ -213,7 +206,7 @@ def _image_not_there(pod: Json, _: Mapping[str, LastWords]) -> Finding | None:
     return None
 
 
-def _not_created(pod: Json, _: Mapping[str, LastWords]) -> Finding | None:
+def _not_created(pod: Json, _: Mapping[str, str]) -> Finding | None:
     for status in _container_statuses(pod):
         waiting = status.get("state", {}).get("waiting", {})
         if waiting.get("reason") in _CREATE_REASONS:
@@ -225,7 +218,7 @@ def _not_created(pod: Json, _: Mapping[str, LastWords]) -> Finding | None:
     return None
 
 
-def _ended_with_error(pod: Json, last_words: Mapping[str, LastWords]) -> Finding | None:
+def _ended_with_error(pod: Json, last_words: Mapping[str, str]) -> Finding | None:
     for status in _container_statuses(pod):
         ended, _ = _ended(status)
         if ended is None or status.get("ready"):
@@ -239,12 +232,12 @@ def _ended_with_error(pod: Json, last_words: Mapping[str, LastWords]) -> Finding
             )
         if status["name"] != CONTAINER:
             return _finding(Reason.CRASH_LOOP, f"{where} ended with code {ended.get('exitCode')}")
-        words = last_words.get(_name(pod), LastWords(str(ended.get("message", ""))))
-        return _engine_failure(where, int(ended.get("exitCode", 0)), words.log)
+        words = last_words.get(_name(pod), str(ended.get("message", "")))
+        return _engine_failure(where, int(ended.get("exitCode", 0)), words)
     return None
 
 
-_CHECKS: Final[tuple[Callable[[Json, Mapping[str, LastWords]], Finding | None], ...]] = (
+_CHECKS: Final[tuple[Callable[[Json, Mapping[str, str]], Finding | None], ...]] = (
     _cannot_be_placed,
     _image_not_there,
     _not_created,

@@ -28,7 +28,7 @@ from ballonet.reconcile.gather import (
 )
 from ballonet.reconcile.merge import fingerprint
 from ballonet.reconcile.ownership import INSTALLATION_ANNOTATION, Child
-from ballonet.reconcile.pods import EndedRun, LastWords, rolling_out, targets
+from ballonet.reconcile.pods import EndedRun, rolling_out, targets
 from ballonet.reconcile.record import ANNOTATION, normal_form
 from ballonet.telemetry.port import EngineSample, MetricsSource, PodTarget, ScrapeFailure
 
@@ -101,7 +101,7 @@ class _Memory:
     plans: dict[str, Plan | None] = field(default_factory=dict)
     earlier_plans: dict[str, Plan | None] = field(default_factory=dict)
     samples: dict[str, EngineSample] = field(default_factory=dict)
-    words: dict[EndedRun, LastWords] = field(default_factory=dict)
+    words: dict[EndedRun, str] = field(default_factory=dict)
     refused: _Refused | None = None
     # The record of what was applied last, so that a Deployment deleted by hand is put back as it
     # was. As text, which is small.
