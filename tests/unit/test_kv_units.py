@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ballonet.kv.units import GIB, MIB, Interval, ceil_div, format_bytes
+from ballonet.kv.units import GIB, MIB, Interval, ceil_div, counted, format_bytes
 
 
 def test_an_interval_upside_down_is_refused() -> None:
@@ -33,10 +33,17 @@ def test_ceil_div(dividend: int, divisor: int, result: int) -> None:
         (MIB + MIB // 2, "1.50 MiB"),
         (GIB, "1.00 GiB"),
         (61 * GIB + GIB // 4, "61.25 GiB"),
-        (GIB - 1, "1024 MiB"),
+        (GIB - 1, "1,024 MiB"),
         (-3 * GIB, "-3.00 GiB"),
         (79 * GIB + 1024**3 * 11 // 100, "79.11 GiB"),
     ],
 )
 def test_bytes_are_written_for_people(value: int, text: str) -> None:
     assert format_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0 blocks"), (1, "1 block"), (1_234_567, "1,234,567 blocks")]
+)
+def test_numbers_are_written_with_separators_and_their_noun(value: int, text: str) -> None:
+    assert counted(value, "block") == text

@@ -50,6 +50,11 @@ def ceil_div(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
 
+def round_up(value: int, multiple: int) -> int:
+    """Return the least multiple that is not below the value."""
+    return ceil_div(value, multiple) * multiple
+
+
 def largest(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
     """Return the largest number of a range for which a falling predicate holds, or None."""
     if low > high or not holds(low):
@@ -73,5 +78,10 @@ def format_bytes(value: int) -> str:
     hundredths = (200 * size + unit) // (2 * unit)
     whole, rest = divmod(hundredths, 100)
     if unit == MIB and rest == 0:
-        return f"{sign}{whole} {name}"
-    return f"{sign}{whole}.{rest:02} {name}"
+        return f"{sign}{whole:,} {name}"
+    return f"{sign}{whole:,}.{rest:02} {name}"
+
+
+def counted(value: int, noun: str) -> str:
+    """Return a number with its noun for people: ``1 block``, ``1,234 blocks``."""
+    return f"{value:,} {noun}{'' if value == 1 else 's'}"
