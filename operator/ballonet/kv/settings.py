@@ -1,0 +1,136 @@
+"""What of the engine decides a cache layout: version, platform, limits and parallelism.
+
+Memory and the number of sequences are no part of it; the layout is the same whatever they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ballonet.api.quoting import quoted
+
+if TYPE_CHECKING:
+    from ballonet.kv.geometry import ModelGeometry
+
+Version: TypeAlias = tuple[int, int, int]
+
+
+class Device(StrEnum):
+    """Kinds of device that the engine tells apart."""
+
+    CUDA = "cuda"
+    ROCM = "rocm"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What a device and its attention backends demand of blocks.
+
+    Attributes:
+        name: how the entry is called.
+        device: kind of device.
+        block_tokens: tokens of a block where neither user nor backend says otherwise.
+        attention_multiple: blocks of the attention kernel are a multiple of this many tokens.
+        latent_block_tokens: block that the kernels of latent attention ask for.
+        latent_block_forced: whether that block takes the place of one given by the user.
+        sparse_latent: whether sparse latent attention can be built at all.
+        latent_prefix_caching: whether prefix caching works with latent attention.
+        sparse_latent_cache_type: what "auto" is for models with a sparse attention index.
+        async_scheduling: whether a further batch is prepared while one runs.
+        pipeline_batches_ahead: batches in flight beyond one for each pipeline stage.
+    """
+
+    name: str
+    device: Device
+    block_tokens: int = 16
+    attention_multiple: int = 16
+    latent_block_tokens: int = 64
+    latent_block_forced: bool = False
+    sparse_latent: bool = True
+    latent_prefix_caching: bool = True
+    sparse_latent_cache_type: str = "fp8_ds_mla"
+    async_scheduling: bool = True
+    pipeline_batches_ahead: int = 1
+
+
+CUDA: Final = Platform("cuda", Device.CUDA)
+ROCM: Final = Platform("rocm", Device.ROCM)
+# platforms/cpu.py (0.32.0): blocks of 128, multiples of 32; the latent kernel is built for 16.
+CPU: Final = Platform(
+    "cpu",
+    Device.CPU,
+    block_tokens=128,
+    attention_multiple=32,
+    latent_block_tokens=16,
+    latent_block_forced=True,
+    sparse_latent=False,
+    latent_prefix_caching=False,
+    sparse_latent_cache_type="auto",
+    async_scheduling=False,
+    pipeline_batches_ahead=0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Tokens drafted ahead, and the model that drafts them.
+
+    Attributes:
+        method: the engine's word for it, as mtp, eagle, eagle3, ngram, draft_model.
+        tokens: tokens drafted a step.
+        draft: geometry of the drafting model; None where the model brings its own layers (mtp) or
+            no layers are needed (ngram).
+    """
+
+    method: str
+    tokens: int
+    draft: ModelGeometry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """All settings of the engine that decide the layout.
+
+    Attributes:
+        block_tokens: as given by the user; None leaves it to the engine.
+        kv_cache_type: the engine's own value of --kv-cache-dtype.
+        prefix_caching: None for the engine's default for the model.
+        hybrid_manager: False for --disable-hybrid-kv-cache-manager; None for the default.
+        state_cache_type, state_ssm_cache_type: --mamba-cache-dtype, --mamba-ssm-cache-dtype.
+        state_cache_mode: --mamba-cache-mode; None for the default.
+        state_block_tokens: --mamba-block-size.
+        batches_in_flight: None for the rule of version and platform.
+    """
+
+    version: Version
+    platform: Platform
+    max_model_tokens: int
+    max_batched_tokens: int
+    tensor: int = 1
+    pipeline: int = 1
+    decode_context: int = 1
+    data: int = 1
+    expert_parallel: bool = False
+    block_tokens: int | None = None
+    kv_cache_type: str = "auto"
+    prefix_caching: bool | None = None
+    hybrid_manager: bool | None = None
+    speculation: Speculation | None = None
+    state_cache_type: str = "auto"
+    state_ssm_cache_type: str = "auto"
+    state_cache_mode: str | None = None
+    state_block_tokens: int | None = None
+    batches_in_flight: int | None = None
+
+
+class EngineRefuses(ValueError):  # noqa: N818 - the engine refuses, not we
+    """The engine would not start with these settings; names the spec field to change."""
+
+    def __init__(self, field: str, value: object, message: str) -> None:
+        self.field = field
+        self.value = value
+        self.message = message
+        super().__init__(f"{field}: {quoted(value)}: {message}")
