@@ -31,7 +31,7 @@ class Example:
 
 
 def minimal_pool(name: str = "example") -> Json:
-    """Return the least that is accepted; its ceiling is the highest, so that no rule is near."""
+    """Return the least that is accepted, with a few values at their highest: no rule is near."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -40,6 +40,7 @@ def minimal_pool(name: str = "example") -> Json:
             "model": {"name": "Qwen/Qwen3-32B"},
             "engine": {"version": "0.32.0"},
             "accelerator": {"type": "H100-80GB"},
+            "parallelism": {"tensor": 64},
             "sequence": {"maxTokens": MAX_TOKENS},
         },
     }
@@ -114,6 +115,10 @@ def pool_with(path: Path, value: Any) -> Json:
     if path[-1] == "sharedPrefix" and isinstance(value, str):
         # A role may only name a prefix that exists.
         pool["spec"]["sharedPrefixes"] = [{"name": value, "tokens": 1}]
+    if path[-1] == "startsWith" and isinstance(value, str):
+        # Likewise it may only name another role that exists.
+        target["name"] = "planner"
+        pool["spec"]["topologies"][0]["roles"].append({"name": value})
     return pool
 
 
@@ -310,6 +315,36 @@ RULES: Final[dict[str, tuple[str, list[Json], list[Json]]]] = {
                 sharedPrefixes=_PREFIX,
                 topologies=_run({"name": "worker", "sharedPrefix": "system", "maxTokens": 511}),
             )
+        ],
+    ),
+    "a role's startsWith must be the name of another role of the topology": (
+        f"{_TOPOLOGIES}[0].roles",
+        [
+            _pool(
+                topologies=_run({"name": "planner"}, {"name": "worker", "startsWith": "planner"})
+            ),
+            _pool(
+                topologies=_run(
+                    {"name": "planner", "startsWith": "worker"},
+                    {"name": "worker", "startsWith": "planner"},
+                )
+            ),
+        ],
+        [
+            _pool(topologies=_run({"name": "planner", "startsWith": "worker"})),
+            _pool(topologies=_run({"name": "planner", "startsWith": "planner"})),
+            _pool(topologies=_run({"name": "planner"}, {"name": "worker", "startsWith": "critic"})),
+        ],
+    ),
+    "decodeContext must divide tensor": (
+        "spec.parallelism.decodeContext",
+        [
+            _pool(parallelism={"tensor": tensor, "decodeContext": context})
+            for tensor, context in ((1, 1), (8, 2), (8, 8), (6, 3))
+        ],
+        [
+            _pool(parallelism={"tensor": tensor, "decodeContext": context})
+            for tensor, context in ((1, 2), (8, 3), (8, 16))
         ],
     ),
     "all topologies together must not need more than 1000000 sequences at once": (

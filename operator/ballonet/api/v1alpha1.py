@@ -248,6 +248,20 @@ class HoldsSlot(StrEnum):
     NEVER = "Never"
 
 
+class Placement(StrEnum):
+    """Where the sequences of one run go."""
+
+    STICKY = "Sticky"
+    SPREAD = "Spread"
+
+
+class ExpertParallel(StrEnum):
+    """Whether the experts of a mixture are divided instead of each expert."""
+
+    DISABLED = "Disabled"
+    ENABLED = "Enabled"
+
+
 class WhenUnfit(StrEnum):
     """What happens to a pool whose topologies do not fit."""
 
@@ -452,11 +466,42 @@ class AcceleratorSpec(Model):
     )
 
 
+def _undivided_tensor(parallelism: ParallelismSpec) -> Iterator[Problem]:
+    tensor, context = parallelism.tensor, parallelism.decode_context
+    if tensor % context:
+        text = f"{context} does not divide tensor {tensor}, whose devices it uses: give a divisor"
+        yield ".decodeContext", text
+
+
 class ParallelismSpec(Model):
-    """How one engine is spread over devices. Devices a pod = tensor x pipeline."""
+    """How a pod is spread over devices. Devices a pod = tensor x pipeline x data."""
+
+    RULES = (
+        Rule(
+            "self.tensor % self.decodeContext == 0",
+            "decodeContext must divide tensor, whose devices it uses",
+            _undivided_tensor,
+            field=".decodeContext",
+        ),
+    )
 
     tensor: Annotated[int, integer(1, 64)] = Field(1, description="Tensor parallel size.")
     pipeline: Annotated[int, integer(1, 64)] = Field(1, description="Pipeline parallel size.")
+    data: Annotated[int, integer(1, 64)] = Field(
+        1,
+        description="Data parallel size: engines a pod. Each has its own slots and KV blocks, and "
+        "the pod spreads its requests over them.",
+    )
+    decode_context: Annotated[int, integer(1, 64)] = Field(
+        1,
+        description="Decode context parallel size: ranks among those of tensor that share the KV "
+        "cache of each sequence. It takes no further device.",
+    )
+    expert: ExpertParallel = Field(
+        ExpertParallel.DISABLED,
+        description="Enabled gives each rank of tensor and data whole experts of a mixture instead "
+        "of a part of each.",
+    )
 
 
 class SequenceSpec(Model):
@@ -507,14 +552,41 @@ class Role(Model):
         description="Always: a sequence of this role keeps its slot while it waits for the others. "
         "Never: it lets go of it, so it and the others are not held at the same time.",
     )
+    starts_with: Name | None = Field(
+        None,
+        description="Another role of the topology that is held at the same time as this one, "
+        "although one of them lets go of its slot while it waits.",
+    )
+
+
+def _no_other_role(topology: Topology) -> Iterator[Problem]:
+    names = {role.name for role in topology.roles}
+    for index, role in enumerate(topology.roles):
+        if role.starts_with is not None and role.starts_with not in names - {role.name}:
+            others = ", ".join(sorted(names - {role.name})) or "there is none"
+            text = f"{role.starts_with} is not another role of the topology ({others})"
+            yield f".roles[{index}].startsWith", text
 
 
 class Topology(Model):
     """The shape of one kind of agent run."""
 
+    RULES = (
+        Rule(
+            "self.roles.all(r, !has(r.startsWith) || (r.startsWith != r.name && "
+            "self.roles.exists(o, o.name == r.startsWith)))",
+            "a role's startsWith must be the name of another role of the topology",
+            _no_other_role,
+            field=".roles",
+        ),
+    )
+
     name: Name = Field(description="Name of the topology.")
-    concurrent_runs: Count = Field(
-        1, description="Runs at once over all replicas; a run stays on one engine."
+    concurrent_runs: Count = Field(1, description="Runs at once over all replicas.")
+    placement: Placement = Field(
+        Placement.STICKY,
+        description="Sticky: all sequences of a run go to one pod. Spread: they go to any engine, "
+        "and a router sends each to the one that has fewest.",
     )
     roles: list[Role] = Field(
         min_length=1,
@@ -688,7 +760,7 @@ class InferencePoolSpec(Model):
     engine: EngineSpec = Field(description="The inference engine that runs in the pods.")
     accelerator: AcceleratorSpec = Field(description="The device that one rank runs on.")
     parallelism: ParallelismSpec = Field(
-        default_factory=ParallelismSpec, description="How one engine is spread over devices."
+        default_factory=ParallelismSpec, description="How a pod is spread over devices."
     )
     sequence: SequenceSpec = Field(description="Limits of one sequence.")
     shared_prefixes: list[SharedPrefix] = Field(
