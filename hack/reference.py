@@ -19,7 +19,7 @@ from ballonet.api.conditions import (
     Status,
     summarize,
 )
-from ballonet.catalog import accelerators, models
+from ballonet.catalog import Catalog
 from ballonet.catalog.flags import vllm_sampled_versions
 from ballonet.cli.outcome import plan_document
 from ballonet.cli.output import as_text
@@ -287,18 +287,13 @@ def devices_part() -> str:
     rows = (
         (
             f"`{device.name}`",
-            "that of the pod"
-            if device.memory_bytes is None
-            else " to ".join(
-                f"{size / 1024**3:.2f}"
-                for size in sorted({device.memory_bytes.low, device.memory_bytes.high})
-            ),
+            device.memory_text,
             "yes" if device.fp8_kv_cache else "no",
             str(device.max_per_node or ""),
-            device.confidence if device.memory_bytes else "",
-            _codes(device.aliases),
+            device.sources["memory_mib"].confidence if device.memory_mib else "",
+            _codes((*device.aliases, *device.labels)),
         )
-        for device in accelerators()
+        for device in Catalog.builtin().accelerators
     )
     return _table(
         "name", "memory, GiB", "FP8 cache", "most a node", "confidence", "aliases", rows=rows
@@ -310,11 +305,11 @@ def models_part() -> str:
     rows = (
         (
             f"`{model.name}`",
-            f"{model.weights_bytes / 1024**3:.1f}",
+            f"{model.weights_bytes / 1024**3:.1f}" if model.weights_bytes else "",
             f"{model.geometry.max_position_tokens or ''}",
             _codes(model.aliases),
         )
-        for model in models()
+        for model in Catalog.builtin().models
     )
     return _table("name", "weights, GiB", "most tokens", "aliases", rows=rows)
 
