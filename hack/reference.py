@@ -21,8 +21,9 @@ from ballonet.api.conditions import (
 )
 from ballonet.catalog import Catalog
 from ballonet.catalog.flags import vllm_sampled_versions
+from ballonet.cli.formats import OutputFormat
 from ballonet.cli.outcome import plan_document
-from ballonet.cli.output import as_text
+from ballonet.cli.output import View, shown
 from ballonet.cli.pools import ConfigMaps, select
 from ballonet.cli.yaml_input import read_documents
 from ballonet.engines import vllm
@@ -328,4 +329,5 @@ def sample_part() -> str:
     origin = "examples/demo-unfit.yaml"
     found = select(origin, read_documents((ROOT / origin).read_text()))
     outcomes = [plan_document(pool, ConfigMaps(()), None) for pool in found.pools]
-    return f"```console\n$ ballonet plan -f {origin}\n{as_text(outcomes)}\n```\n"
+    told = shown(outcomes, OutputFormat.TABLE, View(explain=True))
+    return f"```console\n$ ballonet plan -f {origin} --explain\n{told}\n```\n"

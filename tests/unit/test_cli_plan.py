@@ -44,7 +44,7 @@ def planned(*documents: dict[str, Any], arguments: tuple[str, ...] = ()) -> tupl
 
 
 FITS = {"sequence": {"maxTokens": 608}}
-UNKNOWN = {"engine": {"args": ["--enable-expert-parallel"]}}
+UNKNOWN = {"engine": {"args": ["--enable-eplb"]}}
 BAD = {"engine": {"version": "9.9.9"}}
 
 
@@ -181,12 +181,58 @@ def test_yaml_says_the_same_as_json() -> None:
     assert as_yaml == as_json
 
 
-def test_the_arithmetic_is_printed_step_by_step_without_escapes() -> None:
+def test_the_arithmetic_is_printed_step_by_step_when_asked_for() -> None:
+    step = "Budget: floor((128 - 1 null block) x 90 %) = 114 blocks"
+    assert step in run("-f", "-", "--explain", stdin=text(pool())).stdout
+    assert step not in run("-f", "-", stdin=text(pool())).stdout
+
+
+def test_the_answer_is_plain_text_with_a_picture_the_verdict_and_remedies() -> None:
     result = run("-f", "-", stdin=text(pool()))
-    assert "Budget: floor((128 - 1 null block) x 90 %) = 114 blocks" in result.stdout
     assert "6 sequences x 32 blocks = 192; budget 114" in result.stdout
+    assert "planner 1 x 32 = 32" in result.stdout
+    assert "KV blocks of an engine (given)" in result.stdout
     assert """--type merge -p '{"spec":{"sequence":{"maxTokens":608}}}'""" in result.stdout
     assert "\x1b" not in result.stdout
+
+
+def test_markdown_has_headings_a_picture_and_the_steps() -> None:
+    result = run("-f", "-", "-o", "markdown", "--explain", stdin=text(pool()))
+    lines = result.stdout.splitlines()
+    assert lines[0] == "## demo (-) does not fit"
+    assert "```text" in lines
+    assert "| Step | Arithmetic | Result | Source |" in lines
+    assert any(line.startswith("* remedy LowerCeiling: ") for line in lines)
+    assert (
+        """  `kubectl patch inferencepools.ballonet.io demo --type merge -p """
+        """'{"spec":{"sequence":{"maxTokens":608}}}'`"""
+    ) in lines
+
+
+def test_two_pools_side_by_side_show_what_differs() -> None:
+    documents = text(pool("before"), pool("after", **FITS))
+    result = run("-f", "-", "--compare", stdin=documents)
+    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines()}
+    assert result.exit_code == 1
+    assert rows["needBlocks"] == ["192", "114", "differs"]
+    assert rows["budgetBlocks"] == ["114", "114"]
+    assert rows["spec.sequence.maxTokens"] == ["1,024", "608", "differs"]
+    assert "spec.model.name" not in rows
+    found = json.loads(run("-f", "-", "--compare", "-o", "json", stdin=documents).stdout)
+    assert [plan["name"] for plan in found["plans"]] == ["before", "after"]
+    assert {"name": "needBlocks", "first": "192", "second": "114"} in found["differences"]
+
+
+def test_elements_of_lists_are_compared_by_name() -> None:
+    worker = {"topologies": [{"name": "research", "roles": [{"name": "worker", "count": 2}]}]}
+    result = run("-f", "-", "--compare", stdin=text(pool("a"), pool("b", **worker)))
+    assert "spec.topologies[research].roles[worker].count" in result.stdout
+
+
+def test_not_two_pools_cannot_be_compared() -> None:
+    result = run("-f", "-", "--compare", stdin=text(pool()))
+    assert result.exit_code == 2
+    assert "--compare: two pools are compared, and the input holds 1" in result.stderr
 
 
 REF = {"model": {"config": {"inline": None, "configMapRef": {"name": "c", "key": "config.json"}}}}
@@ -437,7 +483,7 @@ def test_a_pod_template_is_refused_for_the_reason_that_the_operator_gives(
     assert [c["reason"] for c in found["conditions"] if c["type"] == "Configured"] == [reason]
 
 
-@pytest.mark.parametrize("output", ["table", "json", "yaml"])
+@pytest.mark.parametrize("output", ["table", "json", "yaml", "markdown"])
 def test_no_text_of_a_pool_can_forge_a_line_or_be_obeyed(output: str) -> None:
     forged = pool("a\n\nother (f) fits\x1b[2J\x9b2J\u202e\x7f\ud800")
     forged["metadata"]["namespace"] = "b\nc fits"
@@ -445,8 +491,8 @@ def test_no_text_of_a_pool_can_forge_a_line_or_be_obeyed(output: str) -> None:
     assert result.exit_code == 2
     assert result.stdout.isascii()
     assert all(line.isprintable() for line in result.stdout.splitlines())
-    if output == "table":
-        starts = [line.strip().split()[0] for line in result.stdout.splitlines()]
+    if output in ("table", "markdown"):
+        starts = [(line.split() or [""])[0] for line in result.stdout.splitlines()]
         assert not {"other", "c"} & set(starts)
 
 
@@ -535,7 +581,8 @@ try:
     main()
 except SystemExit:
     pass
-heavy = {"kopf", "kubernetes", "aiohttp", "asyncio", "rich.table", "prometheus_client", "structlog"}
+heavy = {"kopf", "kubernetes", "aiohttp", "asyncio", "rich", "prometheus_client", "structlog"}
+heavy |= {"pandas", "numpy"}
 print(sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
     result = subprocess.run(
@@ -548,6 +595,30 @@ print(sorted(heavy & set(sys.modules)), file=sys.stderr)
         env={**os.environ, "PYTHONPATH": str(ROOT / "operator")},
     )
     assert json.loads(result.stdout)["fits"] is True
+    assert result.stderr.strip() == "[]"
+
+
+def test_help_needs_nothing_of_a_plan() -> None:
+    script = """
+import sys
+sys.argv = ["ballonet", "fit", "--help"]
+from ballonet.cli.main import main
+try:
+    main()
+except SystemExit:
+    pass
+heavy = {"yaml", "kopf", "kubernetes", "ballonet.api.v1alpha1", "ballonet.planning", "ballonet.kv"}
+print(sorted(heavy & set(sys.modules)), file=sys.stderr)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "operator")},
+    )
+    assert "--agents" in result.stdout
     assert result.stderr.strip() == "[]"
 
 
@@ -633,11 +704,16 @@ main()
     assert "NameError" in process.stderr
 
 
-def test_a_terminal_gets_a_table_unless_colour_is_unwanted(tmp_path: Path) -> None:
+def test_a_terminal_gets_colours_unless_they_are_unwanted(tmp_path: Path) -> None:
     file = tmp_path / "pool.yaml"
     file.write_text(text(pool()))
     command = f"{sys.executable} -m ballonet plan -f {file}"
-    plain = {"PYTHONPATH": str(ROOT / "operator"), "TERM": "xterm-256color", "COLUMNS": "120"}
+    terminal = {
+        "PYTHONPATH": str(ROOT / "operator"),
+        "TERM": "xterm-256color",
+        "COLUMNS": "120",
+        "PYTHONIOENCODING": "utf-8",
+    }
     outputs = [
         subprocess.run(
             ["script", "-qec", command, "/dev/null"],
@@ -645,9 +721,11 @@ def test_a_terminal_gets_a_table_unless_colour_is_unwanted(tmp_path: Path) -> No
             text=True,
             check=False,
             timeout=50,
-            env={"PATH": os.environ["PATH"], **plain, **more},
+            env={"PATH": os.environ["PATH"], **terminal, **more},
         ).stdout
-        for more in ({}, {"NO_COLOR": "1"})
+        for more in ({}, {"NO_COLOR": "1"}, {"COLUMNS": "40"}, {"PYTHONIOENCODING": "ascii"})
     ]
-    assert "\x1b[" in outputs[0] and "Arithmetic" in outputs[0]
-    assert "\x1b[" not in outputs[1] and "= 114 blocks" in outputs[1]
+    assert "\x1b[" in outputs[0] and "█" in outputs[0]
+    for plain in outputs[1:]:
+        assert plain.isascii() and "\x1b" not in plain
+        assert "need [##" in plain

@@ -544,7 +544,7 @@ def test_every_finding_has_a_reason_that_its_condition_may_have() -> None:
 
 def test_the_steps_lead_from_the_shape_to_the_limit() -> None:
     values = {step.title: step.value for step in demo().steps}
-    assert values["Bytes of a block"] == "65536 bytes"
+    assert values["Bytes of a block"] == "65,536 bytes"
     assert values["Blocks of a sequence"] == "32 blocks"
     assert values["Blocks"] == "128 blocks"
     assert values["Budget"] == "114 blocks"

@@ -1,19 +1,29 @@
-"""The program ``ballonet``, also installed as ``kubectl-ballonet``."""
+"""The program ``ballonet``, also installed as ``kubectl-ballonet``.
+
+Commands import what they need when they run: ``--help`` answers without the planner, and a plan
+without kopf or a Kubernetes client.
+"""
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
-from collections.abc import Mapping
-from enum import StrEnum
+from collections.abc import Callable
 from itertools import chain
-from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
 from ballonet import __version__
+from ballonet.cli import options
+from ballonet.cli.formats import OutputFormat
+from ballonet.cli.streams import bad_input, canvas, files_of, read_text, write
+
+if TYPE_CHECKING:
+    from ballonet.cli.pools import ConfigMaps, PoolDocument
+    from ballonet.cli.question import Question
+
+Value = TypeVar("Value")
 
 app = typer.Typer(
     name="ballonet",
@@ -23,17 +33,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-
-class OutputFormat(StrEnum):
-    """How the outcome is printed."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
+_ONLY_POOLS: Final = "give only the pools and the ConfigMaps that they name"
+_ONLY_A_CONFIG: Final = "give the config.json of one model, which has a few thousand characters"
 
 
 @app.command()
 def plan(
+    *,
     more_files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE...", help="Further files or folders.")
     ] = None,
@@ -45,66 +51,149 @@ def plan(
             help="YAML or JSON with pools, or a folder of such files; - reads standard input.",
         ),
     ] = None,
-    output: Annotated[
-        OutputFormat, typer.Option("--output", "-o", help="How the outcome is printed.")
-    ] = OutputFormat.TABLE,
+    output: options.Output = OutputFormat.TABLE,
     config: Annotated[
         str | None,
         typer.Option(
             "--config", help="A file with config.json, for pools that refer to a ConfigMap."
         ),
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show each step: formula, numbers, source.")
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Show two pools side by side, and what differs.")
+    ] = False,
 ) -> None:
     """Work out whether pools fit, without a cluster.
 
     Exit code: 0 fits, 1 does not fit, 2 bad input, 3 not known; of several the worst of 2, 1, 3, 0.
     """
-    from ballonet.cli.outcome import exit_code, plan_document  # noqa: PLC0415 - pydantic is slow
-    from ballonet.cli.output import as_json, as_table, as_text, as_yaml  # noqa: PLC0415
-    from ballonet.cli.pools import ConfigMaps, PoolDocument, no_pool, select  # noqa: PLC0415
-    from ballonet.cli.yaml_input import InvalidInput, decode, read_documents  # noqa: PLC0415
+    from ballonet.cli.compare import compared  # noqa: PLC0415
+    from ballonet.cli.outcome import exit_code, plan_document  # noqa: PLC0415
+    from ballonet.cli.output import View, shown  # noqa: PLC0415
 
     names = [*(files or ()), *(more_files or ())]
     if not names:
-        _bad_input("no input: name a file with -f FILE; -f - reads standard input")
-    pools: list[PoolDocument] = []
-    config_maps: list[Mapping[str, Any]] = []
-    others: list[str] = []
-    for name in chain.from_iterable(_files(name) for name in names):
-        try:
-            found = select(name, read_documents(decode(_read(name), advice=_ONLY_POOLS)))
-        except InvalidInput as error:
-            _bad_input(f"{name}: {error}")
-        pools.extend(found.pools)
-        config_maps.extend(found.config_maps)
-        others.extend(found.others)
-    if not pools:
-        _bad_input(f"{', '.join(names)}: {no_pool(others)}")
+        bad_input("no input: name a file with -f FILE; -f - reads standard input")
+    pools, config_maps = _pools(names)
     config_text = None
-    if config == "-":
-        _bad_input("--config -: standard input is not taken: name a file")
     if config is not None:
-        try:
-            config_text = decode(_read(config), advice=_ONLY_A_CONFIG)
-        except InvalidInput as error:
-            _bad_input(f"{config}: {error}")
+        config_text = _config_text(config)
         if not any(pool.refers_to_config for pool in pools):
-            _bad_input(
+            bad_input(
                 f"--config {config}: no pool has spec.model.config.configMapRef, so nothing would "
                 "read it: add that to the pool, or write the text into spec.model.config.inline"
             )
-    maps = ConfigMaps(tuple(config_maps))
-    outcomes = [plan_document(pool, maps, config_text) for pool in pools]
-    if output is OutputFormat.JSON:
-        text = as_json(outcomes)
-    elif output is OutputFormat.YAML:
-        text = as_yaml(outcomes)
-    elif sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        text = as_table(outcomes)
+    if compare and len(pools) != 2:
+        bad_input(f"--compare: two pools are compared, and the input holds {len(pools)}")
+    outcomes = [plan_document(pool, config_maps, config_text) for pool in pools]
+    if compare:
+        write(compared(outcomes[0], outcomes[1], output, canvas()))
     else:
-        text = as_text(outcomes)
-    _write(text)
+        write(shown(outcomes, output, View(canvas(), explain)))
     raise typer.Exit(exit_code(outcomes))
+
+
+@app.command()
+def fit(
+    *,
+    model: options.Model,
+    gpu: Annotated[str, typer.Option("--gpu", help="Device type of the catalog, or CPU.")],
+    context: options.Context,
+    agents: options.Agents = None,
+    worker_context: options.WorkerContext = None,
+    runs: options.Runs = 1,
+    tensor: Annotated[int, typer.Option("--tensor", min=1, help="GPUs an engine.")] = 1,
+    engine: options.Engine = "vllm",
+    kv_cache: options.KvCache = None,
+    memory_percent: options.MemoryPercent = None,
+    kv_memory: Annotated[
+        str | None,
+        typer.Option("--kv-memory", help="KV memory of a rank, given instead of predicted: 8Gi."),
+    ] = None,
+    weights: options.Weights = None,
+    config: options.Config = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show each step: formula, numbers, source.")
+    ] = False,
+    print_pool: Annotated[
+        bool, typer.Option("--print-pool", help="Print the pool that asks this, and end.")
+    ] = False,
+    output: options.Output = OutputFormat.TABLE,
+) -> None:
+    """Answer whether a model with this context fits a GPU, without any file.
+
+    Exit code: 0 fits, 1 does not fit, 2 bad input, 3 not known.
+    """
+    from ballonet.cli.fit import asked, pool_text  # noqa: PLC0415
+
+    question = _question(
+        model=model,
+        gpu=gpu,
+        context=context,
+        agents=agents,
+        worker_context=worker_context,
+        runs=runs,
+        tensor=tensor,
+        engine=engine,
+        kv_cache=kv_cache,
+        memory_percent=memory_percent,
+        kv_memory=kv_memory,
+        weights=weights,
+        config=config,
+    )
+    if print_pool:
+        write(pool_text(question))
+        return
+    text, code = asked(question, output, canvas(), explain=explain)
+    write(text)
+    raise typer.Exit(code)
+
+
+@app.command()
+def gpus(
+    *,
+    model: options.Model,
+    context: options.Context,
+    agents: options.Agents = None,
+    worker_context: options.WorkerContext = None,
+    runs: options.Runs = 1,
+    vendor: Annotated[
+        str | None, typer.Option("--vendor", help="Only devices of this maker.")
+    ] = None,
+    max_gpus: Annotated[int, typer.Option("--max-gpus", min=1, help="Most GPUs an engine.")] = 8,
+    engine: options.Engine = "vllm",
+    kv_cache: options.KvCache = None,
+    memory_percent: options.MemoryPercent = None,
+    weights: options.Weights = None,
+    config: options.Config = None,
+    output: options.Output = OutputFormat.TABLE,
+) -> None:
+    """List on which devices of the catalog a model with this context fits, the fewest GPUs first.
+
+    Exit code: 0 one fits, 1 none fits, 2 bad input, 3 none surely fits.
+    """
+    from ballonet.cli.gpus import what_fits  # noqa: PLC0415
+
+    question = _question(
+        model=model,
+        gpu="",
+        context=context,
+        agents=agents,
+        worker_context=worker_context,
+        runs=runs,
+        engine=engine,
+        kv_cache=kv_cache,
+        memory_percent=memory_percent,
+        weights=weights,
+        config=config,
+    )
+    found = what_fits(question, vendor=vendor, most=max_gpus)
+    if found.problem is not None:
+        bad_input(found.problem)
+    write(found.text(output, canvas()))
+    raise typer.Exit(found.code)
 
 
 @app.command(
@@ -123,79 +212,69 @@ def version() -> None:
     """Print the version, and the engine versions that plans are made for."""
     from ballonet.engines import vllm  # noqa: PLC0415 - reads the flag table
 
-    _write(f"ballonet {__version__} (vLLM {vllm.OLDEST} to {vllm.NEWEST})")
+    write(f"ballonet {__version__} (vLLM {vllm.OLDEST} to {vllm.NEWEST})")
 
 
-_ONLY_POOLS: Final = "give only the pools and the ConfigMaps that they name"
-_ONLY_A_CONFIG: Final = "give the config.json of one model, which has a few thousand characters"
+def _pools(names: list[str]) -> tuple[list[PoolDocument], ConfigMaps]:
+    """Return the pools of the files, at least one, and the ConfigMaps beside them."""
+    from ballonet.cli.pools import ConfigMaps, no_pool, select  # noqa: PLC0415
+    from ballonet.cli.yaml_input import InvalidInput, read_documents  # noqa: PLC0415
+
+    pools: list[PoolDocument] = []
+    config_maps: list[Any] = []
+    others: list[str] = []
+    for name in chain.from_iterable(files_of(name) for name in names):
+        text = read_text(name, advice=_ONLY_POOLS)
+        try:
+            found = select(name, read_documents(text))
+        except InvalidInput as error:
+            bad_input(f"{name}: {error}")
+        pools.extend(found.pools)
+        config_maps.extend(found.config_maps)
+        others.extend(found.others)
+    if not pools:
+        bad_input(f"{', '.join(names)}: {no_pool(others)}")
+    return pools, ConfigMaps(tuple(config_maps))
 
 
-def _files(name: str) -> list[str]:
-    """Return the files that a name stands for: itself, or those in the folder of that name."""
-    if name == "-" or not Path(name).is_dir():
-        return [name]
+def _config_text(name: str) -> str:
+    if name == "-":
+        bad_input("--config -: standard input is not taken: name a file")
+    return read_text(name, advice=_ONLY_A_CONFIG)
+
+
+def _question(
+    *,
+    context: str,
+    agents: str | None,
+    worker_context: str | None,
+    engine: str,
+    config: str | None,
+    **given: Any,
+) -> Question:
+    """Return what is asked; what the texts of options say is read here."""
+    from ballonet.cli import question  # noqa: PLC0415 - pydantic is slow
+
+    counts = () if agents is None else _read("--agents", question.agents, agents)
+    if worker_context is not None and len(counts) < 2:
+        bad_input("--worker-context: there are no workers: give --agents planner+workers, as 1+5")
+    return question.Question(
+        context=_read("--context", question.tokens, context),
+        agents=counts,
+        worker_context=None
+        if worker_context is None
+        else _read("--worker-context", question.tokens, worker_context),
+        engine=_read("--engine", question.engine, engine),
+        config_text=None if config is None else _config_text(config),
+        **given,
+    )
+
+
+def _read(option: str, reader: Callable[[str], Value], text: str) -> Value:
     try:
-        found = sorted(str(path) for path in Path(name).iterdir() if path.suffix in _SUFFIXES)
-    except OSError as error:
-        _bad_input(f"{name}: {error.strerror or error}")
-    if not found:
-        _bad_input(f"{name}: the folder holds no file that ends in {', '.join(_SUFFIXES)}")
-    return found
-
-
-# As kubectl takes them from a folder.
-_SUFFIXES: Final = (".json", ".yaml", ".yml")
-
-
-def _read(name: str) -> bytes:
-    """Return at most one byte more than an input may have."""
-    from ballonet.cli.yaml_input import MAX_INPUT_BYTES  # noqa: PLC0415
-
-    try:
-        if name == "-":
-            if sys.stdin is None:
-                _bad_input("-: standard input is closed")
-            return sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
-        with Path(name).open("rb") as file:
-            return file.read(MAX_INPUT_BYTES + 1)
-    except OSError as error:
-        _bad_input(f"{name}: {error.strerror or error}")
-
-
-def _write(text: str) -> None:
-    """Write text and a line end to standard output, all of it or with a message."""
-    if sys.stdout is None:
-        _bad_input("standard output is closed")
-    try:
-        # What the encoding does not have is shown by its number.
-        encoding = sys.stdout.encoding or "utf-8"
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_output()
-        raise typer.Exit(_BROKEN_PIPE) from None
-    except OSError as error:
-        _drop_output()
-        _bad_input(f"standard output: {error.strerror or error}")
-
-
-# As a shell shows a program that SIGPIPE ended.
-_BROKEN_PIPE: Final = 141
-
-
-def _drop_output() -> None:
-    """Let nothing be written when the interpreter ends: it would fail once more."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-
-
-def _bad_input(message: str) -> NoReturn:
-    from ballonet.cli.output import printable  # noqa: PLC0415
-
-    if sys.stderr is not None:
-        print(f"ballonet: {printable(message)}", file=sys.stderr)
-    raise typer.Exit(2)
+        return reader(text)
+    except ValueError as error:
+        bad_input(f"{option}: {error}")
 
 
 def main() -> None:

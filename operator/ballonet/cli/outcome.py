@@ -88,7 +88,11 @@ def exit_code(outcomes: Iterable[Outcome]) -> ExitCode:
 
 
 def plan_document(
-    document: PoolDocument, config_maps: ConfigMaps, config_text: str | None
+    document: PoolDocument,
+    config_maps: ConfigMaps,
+    config_text: str | None,
+    *,
+    with_remedies: bool = True,
 ) -> Outcome:
     """Plan one pool; what is wrong with it is part of the outcome."""
     unknown = [
@@ -102,7 +106,7 @@ def plan_document(
     if unknown:
         return Outcome(document, tuple(unknown), None)
     text = _referenced(document, spec, config_maps) if config_text is None else config_text
-    plan = plan_pool(document.name, spec, text)
+    plan = plan_pool(document.name, spec, text, with_remedies=with_remedies)
     return Outcome(document, _problems(plan), plan)
 
 

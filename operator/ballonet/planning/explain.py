@@ -10,7 +10,7 @@ from ballonet.api.status import MAX_MESSAGE_CHARACTERS, Source, Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan
-from ballonet.kv.units import Interval, format_bytes
+from ballonet.kv.units import Interval, counted, format_bytes
 from ballonet.planning.batch import least_batched_tokens, takes
 from ballonet.planning.budget import max_concurrent, usable_blocks
 from ballonet.planning.topology import EngineNeed, Judgement, RoleNeed, RunNeed, sharing_engines
@@ -28,7 +28,7 @@ class Step:
 
 def span(interval: Interval) -> str:
     """Return an interval for people: one number where it is exact."""
-    return str(interval.low) if interval.exact else f"{interval.low} to {interval.high}"
+    return f"{interval.low:,}" if interval.exact else f"{interval.low:,} to {interval.high:,}"
 
 
 def bounded(message: str) -> str:
@@ -53,7 +53,7 @@ def _roles(roles: Sequence[RoleNeed]) -> str:
 
 
 def _run(run: RunNeed) -> str:
-    phase = max(run.phases, key=lambda roles: sum(role.own_blocks for role in roles))
+    phase = _fullest(run)
     inner = _roles(phase)
     shared = sum(role.count * role.shared_blocks for role in phase)
     if shared:
@@ -80,6 +80,33 @@ def need_text(need: EngineNeed, *, brief: bool = False) -> str:
     if need.shared_blocks:
         terms.append(f"shared prefixes once {need.shared_blocks}")
     return f"{'; '.join(terms)}; together {need.slots} sequences, {need.blocks} blocks"
+
+
+def need_parts(need: EngineNeed) -> list[tuple[str, int]]:
+    """Return what the need is made of: an arithmetic in words and its blocks each."""
+    if not need.slots:
+        return [("one sequence", need.blocks_per_sequence)]
+    parts = [
+        (
+            f"{role.name} {run.runs * role.count:,} x {role.blocks - role.shared_blocks:,} =",
+            run.runs * role.own_blocks,
+        )
+        for run in need.runs
+        for role in _fullest(run)
+    ]
+    parts += [
+        ("shared prefixes", need.shared_blocks),
+        (
+            f"reserved {need.reserved_slots:,} x {need.blocks_per_sequence:,} =",
+            need.reserved_blocks,
+        ),
+    ]
+    return [(name, blocks) for name, blocks in parts if blocks]
+
+
+def _fullest(run: RunNeed) -> tuple[RoleNeed, ...]:
+    """Return the roles of the phase that holds most blocks."""
+    return max(run.phases, key=lambda roles: sum(role.own_blocks for role in roles))
 
 
 def budget_text(blocks: Interval, budget: Interval, safety_percent: int, source: str) -> str:
@@ -243,12 +270,14 @@ def layout_steps(layout: CacheLayout, ceiling: int, source: str) -> list[Step]:
                 "Bytes of a block",
                 f"2 (keys, values) x {spec.kv_heads} KV heads a rank x {spec.head_dim} x "
                 f"{spec.element_bytes} bytes x {group.layers} layers x {group.block_tokens} tokens",
-                f"{group.bytes_per_block} bytes",
+                f"{group.bytes_per_block:,} bytes",
                 source,
             )
         )
-    parts = " + ".join(f"ceil({ceiling} / {group.block_tokens})" for group in layout.groups)
-    sequence = Step("Blocks of a sequence", parts, f"{layout.blocks(ceiling)} blocks", "ceiling")
+    parts = " + ".join(f"ceil({ceiling:,} / {group.block_tokens:,})" for group in layout.groups)
+    sequence = Step(
+        "Blocks of a sequence", parts, counted(layout.blocks(ceiling), "block"), "ceiling"
+    )
     return [*steps, sequence]
 
 
@@ -285,7 +314,7 @@ def budget_steps(
     return [
         Step(
             "Blocks",
-            f"floor({amount(memory.kv_cache_bytes)} / {layout.bytes_per_block} bytes)",
+            f"floor({amount(memory.kv_cache_bytes)} / {layout.bytes_per_block:,} bytes)",
             f"{span(blocks)} blocks",
             source,
         ),
@@ -304,8 +333,8 @@ def need_steps(need: EngineNeed, budget: Interval, *, engines: int, limit: int) 
     steps = [
         Step(
             "Max concurrent",
-            f"floor({budget.low} / {need.blocks_per_sequence})",
-            f"{concurrent} sequences at the ceiling",
+            f"floor({budget.low:,} / {need.blocks_per_sequence:,})",
+            f"{counted(concurrent, 'sequence')} at the ceiling",
             "low end",
         )
     ]
@@ -315,7 +344,7 @@ def need_steps(need: EngineNeed, budget: Interval, *, engines: int, limit: int) 
             Step(
                 f"Need: {run.topology}",
                 _run(run).partition(" = ")[0],
-                f"{run.runs * run.slots} sequences, {run.runs * run.own_blocks} blocks",
+                _sequences_and_blocks(run.runs * run.slots, run.runs * run.own_blocks),
                 f"topology{share}",
             )
         )
@@ -323,8 +352,8 @@ def need_steps(need: EngineNeed, budget: Interval, *, engines: int, limit: int) 
         steps.append(
             Step(
                 "Need: reserved slots",
-                f"{need.reserved_slots} x {need.blocks_per_sequence}",
-                f"{need.reserved_slots} sequences, {need.reserved_blocks} blocks",
+                f"{need.reserved_slots:,} x {need.blocks_per_sequence:,}",
+                _sequences_and_blocks(need.reserved_slots, need.reserved_blocks),
                 "spec.reservedSlots",
             )
         )
@@ -333,18 +362,28 @@ def need_steps(need: EngineNeed, budget: Interval, *, engines: int, limit: int) 
             Step(
                 "Need: shared prefixes",
                 "each credited prefix once",
-                f"{need.shared_blocks} blocks",
+                counted(need.shared_blocks, "block"),
                 "spec.sharedPrefixes",
             )
         )
-    what = f"{need.slots} sequences at once" if need.slots else "one sequence at the ceiling"
+    what = (
+        f"{counted(need.slots, 'sequence')} at once"
+        if need.slots
+        else "one sequence at the ceiling"
+    )
     steps.append(
         Step(
             "Need",
             what,
-            f"{need.asked_blocks} of {span(budget)} blocks",
+            f"{need.asked_blocks:,} of {span(budget)} blocks",
             "all topologies together" if need.slots else "nothing is declared",
         )
     )
-    steps.append(Step("Slots", "", f"{limit} sequences at once", "written to every gate"))
+    steps.append(
+        Step("Slots", "", f"{counted(limit, 'sequence')} at once", "written to every gate")
+    )
     return steps
+
+
+def _sequences_and_blocks(sequences: int, blocks: int) -> str:
+    return f"{counted(sequences, 'sequence')}, {counted(blocks, 'block')}"

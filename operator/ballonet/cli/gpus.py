@@ -1,0 +1,170 @@
+"""``ballonet gpus``: on which devices of the catalog a model fits, and on how many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from ballonet.catalog import Accelerator, accelerators
+from ballonet.cli.canvas import Canvas, Table
+from ballonet.cli.formats import OutputFormat, listing
+from ballonet.cli.outcome import ExitCode, Outcome, as_document, plan_document
+from ballonet.cli.output import VERDICTS
+from ballonet.cli.pools import ConfigMaps
+from ballonet.cli.question import OPTIONS, Question
+from ballonet.planning.explain import amount
+
+# The best answer first; of several sizes of an engine the first that gives it is shown.
+_BEST_FIRST: Final = (
+    ExitCode.FITS,
+    ExitCode.UNKNOWN,
+    ExitCode.DOES_NOT_FIT,
+    ExitCode.BAD_INPUT,
+)
+_SIZES: Final = (1, 2, 4, 8, 16)
+_HEADINGS: Final = ("GPU", "GPUs", "GPU memory", "verdict", "at once", "KV memory a GPU", "why")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A model on a number of devices of one type.
+
+    Attributes:
+        gpus: devices of an engine.
+    """
+
+    device: Accelerator
+    gpus: int
+    outcome: Outcome
+
+    @property
+    def order(self) -> tuple[int, int, int, str]:
+        """What comes first: the better answer, fewer devices, less memory."""
+        memory = self.device.memory_bytes
+        return (
+            _BEST_FIRST.index(self.outcome.code),
+            self.gpus,
+            0 if memory is None else memory.low,
+            self.device.name,
+        )
+
+    def row(self) -> tuple[str, ...]:
+        """Return the cells of the table."""
+        plan, memory = self.outcome.plan, self.device.memory_bytes
+        kv_cache = None if plan is None or plan.memory is None else plan.memory.kv_cache_bytes
+        slots = None if plan is None else plan.available_slots
+        return (
+            self.device.name,
+            str(self.gpus),
+            "" if memory is None else amount(memory),
+            VERDICTS[self.outcome.code],
+            "" if slots is None else f"{slots:,}",
+            "" if kv_cache is None else amount(kv_cache),
+            self._why(),
+        )
+
+    def _why(self) -> str:
+        """Return why it is no clear yes, in a few words."""
+        if self.outcome.code is ExitCode.FITS:
+            return ""
+        if self.outcome.problems:
+            return self.outcome.problems[0]
+        found = [finding for _, finding in self.outcome.conditions if finding.status != "True"]
+        return str(found[0].reason) if found else ""
+
+    def document(self) -> dict[str, Any]:
+        """Return the same for programs; figures are of one engine, as in a plan."""
+        plan = as_document(self.outcome)
+        return {
+            "gpu": self.device.name,
+            "vendor": self.device.vendor,
+            "gpus": self.gpus,
+            **{name: plan[name] for name in _FIGURES},
+            "why": self._why(),
+        }
+
+
+_FIGURES: Final = (
+    "fits",
+    "source",
+    "requiredSlots",
+    "availableSlots",
+    "maxConcurrent",
+    "kvCacheBlocks",
+    "kvCacheBytes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What fits on what, the best first.
+
+    Attributes:
+        problem: what is wrong with the question, whatever the device; None when it can be asked.
+    """
+
+    placements: tuple[Placement, ...]
+    problem: str | None = None
+
+    @property
+    def code(self) -> ExitCode:
+        """The best answer of all devices."""
+        codes = {placement.outcome.code for placement in self.placements}
+        return next(code for code in _BEST_FIRST if code in codes)
+
+    def text(self, output: OutputFormat, canvas: Canvas) -> str:
+        """Return the list in the format that was asked for."""
+        rows = tuple(placement.row() for placement in self.placements)
+        table = Table(_HEADINGS, rows, frozenset({"GPUs", "at once"}))
+        return listing(
+            output, canvas, table, [placement.document() for placement in self.placements]
+        )
+
+
+def what_fits(question: Question, *, vendor: str | None, most: int) -> Found:
+    """Plan a question on every device of the catalog.
+
+    Args:
+        question: what is asked; its device is not looked at.
+        vendor: maker of the devices, or None for all.
+        most: devices that an engine may have.
+    """
+    devices = [one for one in accelerators() if one.memory_bytes is not None]
+    if vendor is not None:
+        makers = sorted({one.vendor for one in devices})
+        devices = [one for one in devices if one.vendor == vendor.lower()]
+        if not devices:
+            return Found((), f"--vendor: {vendor} is not in the catalog: use {', '.join(makers)}")
+    placements = tuple(sorted((_best(question, d, most) for d in devices), key=lambda p: p.order))
+    if all(one.outcome.code is ExitCode.BAD_INPUT for one in placements):
+        return Found((), _option_words(placements[0].outcome.problems[0]))
+    return Found(placements)
+
+
+def _option_words(text: str) -> str:
+    for path, option in OPTIONS.items():
+        text = text.replace(path, option)
+    return text
+
+
+def _best(question: Question, device: Accelerator, most: int) -> Placement:
+    """Return the fewest devices of a type that fit; else that may fit; else the most tried."""
+    tried = list(_placements(question, device, most))
+    for code in (ExitCode.FITS, ExitCode.UNKNOWN):
+        for placement in tried:
+            if placement.outcome.code is code:
+                return placement
+    possible = [one for one in tried if one.outcome.code is not ExitCode.BAD_INPUT]
+    return (possible or tried)[-1]
+
+
+def _placements(question: Question, device: Accelerator, most: int) -> Iterator[Placement]:
+    for gpus in _SIZES:
+        if gpus > 1 and gpus > min(most, device.max_per_node or 1):
+            return
+        pool = replace(question, gpu=device.name, tensor=gpus).pool()
+        outcome = plan_document(pool, ConfigMaps(()), None, with_remedies=False)
+        yield Placement(device, gpus, outcome)
+        if outcome.code is ExitCode.FITS:
+            return

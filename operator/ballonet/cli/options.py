@@ -1,0 +1,51 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ballonet.cli.formats import OutputFormat
+
+Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="How the outcome is printed.")]
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="The model's name on its hub, or an alias of it.")
+]
+Context = Annotated[
+    str,
+    typer.Option(
+        "--context", metavar="TOKENS", help="Most tokens of a sequence, as 32768 or 32k (x 1,024)."
+    ),
+]
+Agents = Annotated[
+    str | None,
+    typer.Option(
+        "--agents", help="Sequences of a run: planner+workers, as 1+5, or 6 that are alike."
+    ),
+]
+WorkerContext = Annotated[
+    str | None,
+    typer.Option(
+        "--worker-context", metavar="TOKENS", help="Most tokens of a worker, where lower."
+    ),
+]
+Runs = Annotated[int, typer.Option("--runs", min=1, help="Runs at the same time.")]
+Engine = Annotated[
+    str, typer.Option("--engine", help="Engine and version, as vllm@0.32; the newest if left out.")
+]
+KvCache = Annotated[
+    str | None,
+    typer.Option("--kv-cache", help="Number format of the KV cache: auto, bf16, fp8 ..."),
+]
+MemoryPercent = Annotated[
+    int | None,
+    typer.Option("--memory-percent", help="Share of the device that the engine may use."),
+]
+Weights = Annotated[
+    str | None, typer.Option("--weights", help="Size of all weights as loaded, as 61Gi.")
+]
+Config = Annotated[
+    str | None,
+    typer.Option("--config", metavar="FILE", help="The model's config.json, before the catalog."),
+]

@@ -1,0 +1,78 @@
+"""Pictures of a plan: where the memory of a rank goes, and what takes the blocks of an engine."""
+
+from __future__ import annotations
+
+from ballonet.api.status import Source
+from ballonet.cli.canvas import Bar, Canvas, Segment
+from ballonet.kv.memory import MemoryPlan
+from ballonet.kv.units import Interval, counted, format_bytes
+from ballonet.planning.budget import NULL_BLOCKS, usable_blocks
+from ballonet.planning.explain import amount, need_parts
+from ballonet.planning.plan import Plan
+
+
+def pictures(plan: Plan, canvas: Canvas) -> list[str]:
+    """Return the pictures that the figures of a plan allow, as lines."""
+    lines: list[str] = []
+    if plan.source is None:
+        return lines
+    how = plan.source.value.lower()
+    if plan.memory is not None and plan.source is Source.PREDICTED:
+        device = plan.spec.accelerator
+        lines += [
+            f"memory of a rank on {device.type} ({how}; bars show the middle)",
+            *canvas.bars(memory_bars(plan.memory, device.memory_percent)),
+        ]
+    lines += [f"KV blocks of an engine ({how})", *canvas.bars(block_bars(plan))]
+    return lines
+
+
+def memory_bars(memory: MemoryPlan, memory_percent: int) -> list[Bar]:
+    """Return the device with what takes its memory, or both apart where it takes more.
+
+    Args:
+        memory: the engine's share of the device first, then what is taken off it.
+        memory_percent: what the share is of the device.
+    """
+    share, *parts = memory.parts
+    assert memory.kv_cache_bytes is not None
+    taken = [_memory_segment(part.name, part.bytes) for part in parts if part.bytes.high > 0]
+    if (kv_cache := memory.kv_cache_bytes).high > 0:
+        taken.append(_memory_segment("KV cache", kv_cache))
+    whole = _middle(share.bytes) * 100 // memory_percent
+    slack = whole - sum(segment.size for segment in taken)
+    if slack >= 0:
+        text = f"slack {format_bytes(slack)} of {format_bytes(whole)}"
+        return [Bar((*taken, Segment(slack, text, free=True)))]
+    device = Segment(whole, f"the device has {format_bytes(whole)}", free=True)
+    return [Bar(tuple(taken), "takes"), Bar((device,), "has")]
+
+
+def _memory_segment(name: str, size: Interval) -> Segment:
+    return Segment(max(0, _middle(size)), f"{name} {amount(size)}")
+
+
+def _middle(interval: Interval) -> int:
+    return (interval.low + interval.high) // 2
+
+
+def block_bars(plan: Plan) -> list[Bar]:
+    """Return what the need is made of, and below it what there is."""
+    assert plan.need is not None and plan.blocks is not None and plan.budget_blocks is not None
+    needed = tuple(Segment(blocks, f"{name} {blocks:,}") for name, blocks in need_parts(plan.need))
+    need = sum(segment.size for segment in needed)
+    budget, blocks = plan.budget_blocks.low, plan.blocks.low
+    free = max(0, budget - need)
+    safety = usable_blocks(blocks) - budget
+    there = (
+        Segment(budget, f"budget {budget:,}"),
+        Segment(safety, f"safety {safety:,}"),
+        Segment(min(blocks, NULL_BLOCKS), f"null block {NULL_BLOCKS}"),
+        Segment(
+            plan.blocks.high - blocks, f"perhaps {plan.blocks.high - blocks:,} more", free=True
+        ),
+    )
+    return [
+        Bar((*needed, Segment(free, f"free {free:,}", free=True)), "need", f"{need:,}"),
+        Bar(there, "have", counted(blocks, "block")),
+    ]

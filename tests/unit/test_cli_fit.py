@@ -1,0 +1,224 @@
+"""``ballonet fit`` and ``ballonet gpus``: questions without any file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from ballonet.catalog.flags import vllm_sampled_versions
+from ballonet.cli import question
+from ballonet.cli.main import app
+from tests.pools import TINY_CONFIG
+
+MODEL = ("Qwen/Qwen3-32B", "--context", "32k")
+FITS = (*MODEL, "--gpu", "H100-80GB", "--tensor", "2", "--agents", "1+5")
+ON_CPU = (
+    "tiny",
+    "--gpu",
+    "CPU",
+    "--context",
+    "1024",
+    "--kv-memory",
+    "8Mi",
+    "--engine",
+    "vllm@0.32",
+)
+
+
+def fit(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["fit", *arguments])
+
+
+def gpus(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["gpus", *arguments])
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> tuple[str, ...]:
+    """A model of our own on CPU, so that every figure is exact."""
+    file = tmp_path / "config.json"
+    file.write_text(TINY_CONFIG)
+    return (*ON_CPU, "--config", str(file))
+
+
+def test_a_question_is_answered_in_the_first_line_and_by_the_exit_code(
+    tiny: tuple[str, ...],
+) -> None:
+    result = fit(*tiny, "--agents", "1+5")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[0] == (
+        "tiny on CPU with vllm 0.32.0 does not fit: 3 sequences at once, 6 are wanted"
+    )
+    assert fit(*tiny, "--agents", "1+2").exit_code == 0
+
+
+def test_remedies_name_options_and_no_cluster(tiny: tuple[str, ...]) -> None:
+    result = fit(*tiny, "--agents", "1+5")
+    assert "Lower --context from 1" in result.stdout
+    assert "kubectl" not in result.stdout
+    assert "spec.sequence.maxTokens" not in result.stdout
+
+
+def test_without_agents_it_says_how_many_fit(tiny: tuple[str, ...]) -> None:
+    result = fit(*tiny)
+    assert result.exit_code == 0
+    assert "fits: 3 sequences at once" in result.stdout.splitlines()[0]
+
+
+def test_the_same_question_as_a_pool_has_the_same_answer(tiny: tuple[str, ...]) -> None:
+    arguments = (*tiny, "--agents", "1+5", "--worker-context", "512", "--runs", "2")
+    asked = json.loads(fit(*arguments, "-o", "json").stdout)
+    printed = fit(*arguments, "--print-pool")
+    assert printed.exit_code == 0
+    planned = CliRunner().invoke(app, ["plan", "-f", "-", "-o", "json"], input=printed.stdout)
+    planned_document = json.loads(planned.stdout)
+    assert {**asked, "file": "-"} == planned_document
+    assert asked["requiredSlots"] == 12
+    assert asked["needBlocks"] == 2 * (32 + 5 * 16)
+
+
+def test_a_fit_on_gpus_says_that_it_is_predicted() -> None:
+    result = fit(*FITS)
+    assert result.exit_code == 0
+    assert "surely at once" in result.stdout.splitlines()[0]
+    assert "memory of a rank on H100-80GB (predicted" in result.stdout
+
+
+@pytest.mark.parametrize("output", ["json", "yaml"])
+def test_documents_are_those_of_a_plan(output: str) -> None:
+    result = fit(*FITS, "-o", output)
+    document = yaml.safe_load(result.stdout)
+    assert document["fits"] is True
+    assert document["requiredSlots"] == 6
+
+
+def test_a_page_of_markdown() -> None:
+    result = fit(*FITS, "-o", "markdown", "--explain")
+    assert result.stdout.startswith("## Qwen/Qwen3-32B on 2 x H100-80GB with vllm ")
+    assert "| Step | Arithmetic | Result | Source |" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--agents", "five"), "--agents: 'five' is no number of agents"),
+        (("--agents", "0+5"), "--agents: '0+5' is no number of agents"),
+        (("--context", "32kb"), "--context: '32kb' is no number of tokens"),
+        (("--context", "0"), "--context: '0' is no number of tokens"),
+        (("--worker-context", "16k"), "--worker-context: there are no workers"),
+        (("--engine", "ollama@1"), "--engine: 'ollama@1' is no engine"),
+        (("--config", "-"), "--config -: standard input is not taken"),
+        (("--config", "/no/such"), "/no/such: No such file"),
+    ],
+)
+def test_what_cannot_be_read_is_named_by_its_option(arguments: tuple[str, ...], words: str) -> None:
+    result = fit(*MODEL, "--gpu", "H100-80GB", *arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"ballonet: {words}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("no/such", "--gpu", "H100-80GB", "--context", "1k"), "MODEL: no/such is not in the"),
+        ((*MODEL, "--gpu", "H1000"), "--gpu: H1000 is not in the catalog"),
+        ((*MODEL, "--gpu", "H100-80GB", "--engine", "vllm@0.99"), "--engine: 0.99.0 is not known"),
+        ((*MODEL, "--gpu", "H100-80GB", "--weights", "61GB"), "--weights: '61GB'"),
+        ((*MODEL, "--gpu", "CPU"), "--kv-memory: accelerator.type CPU needs"),
+        (
+            (*MODEL, "--gpu", "H100-80GB", "--agents", "1+5", "--worker-context", "64k"),
+            "--worker-context: 65536 is above --context 32768",
+        ),
+    ],
+)
+def test_what_is_not_known_is_named_by_its_option(arguments: tuple[str, ...], words: str) -> None:
+    result = fit(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stdout.replace(",", "") or words in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("1", 1), ("32768", 32_768), ("32k", 32_768), ("1M", 1_048_576)]
+)
+def test_tokens_have_units(text: str, tokens: int) -> None:
+    assert question.tokens(text) == tokens
+
+
+def test_a_version_may_be_left_out_or_cut_short() -> None:
+    newest = [version for version in vllm_sampled_versions() if version.startswith("0.27.")][-1]
+    assert question.engine("vllm@0.27").version == newest
+    assert question.engine("VLLM").version == vllm_sampled_versions()[-1]
+    assert question.engine("vllm@0.20.1rc2").version == "0.20.1rc2"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("Qwen/Qwen3-32B", "qwen3-32b"), ("a/7B", "pool-7b"), ("///", "pool"), ("x" * 80, "x" * 63)],
+)
+def test_the_pool_has_a_legal_name(model: str, name: str) -> None:
+    assert question.pool_name(model) == name
+
+
+def test_a_format_that_the_resource_has_no_word_for_is_an_argument_of_the_engine() -> None:
+    spec: dict[str, Any] = yaml.safe_load(fit(*FITS, "--kv-cache", "fp8", "--print-pool").stdout)
+    assert spec["spec"]["sequence"]["kvCacheType"] == "FP8"
+    spec = yaml.safe_load(fit(*FITS, "--kv-cache", "fp8_e5m2", "--print-pool").stdout)
+    assert spec["spec"]["engine"]["args"] == ["--kv-cache-dtype", "fp8_e5m2"]
+
+
+def test_devices_are_listed_from_the_cheapest_that_fits() -> None:
+    result = gpus(*MODEL, "--agents", "1+5", "-o", "json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 0
+    verdicts = [row["fits"] for row in found]
+    order = {True: 0, None: 1, False: 2}
+    assert [order[fits] for fits in verdicts] == sorted(order[fits] for fits in verdicts)
+    fitting = [row for row in found if row["fits"]]
+    assert [row["gpus"] for row in fitting] == sorted(row["gpus"] for row in fitting)
+    by_name = {row["gpu"]: row for row in found}
+    assert by_name["H100-80GB"]["gpus"] == 2
+    assert by_name["H100-80GB"]["availableSlots"] >= 6
+    assert by_name["T4-16GB"]["fits"] is False
+
+
+def test_a_row_says_the_same_as_a_fit() -> None:
+    listed = json.loads(gpus(*MODEL, "--agents", "1+5", "-o", "json").stdout)
+    row = next(one for one in listed if one["gpu"] == "H100-80GB")
+    asked = json.loads(fit(*FITS, "-o", "json").stdout)
+    shared = row.keys() & asked.keys()
+    assert {name: row[name] for name in shared} == {name: asked[name] for name in shared}
+
+
+def test_devices_are_filtered_by_maker_and_number() -> None:
+    found = json.loads(gpus(*MODEL, "--vendor", "NVIDIA", "--max-gpus", "1", "-o", "json").stdout)
+    assert {row["vendor"] for row in found} == {"nvidia"}
+    assert {row["gpus"] for row in found} == {1}
+    result = gpus(*MODEL, "--vendor", "acme")
+    assert result.exit_code == 2
+    assert "--vendor: acme is not in the catalog: use " in result.stderr
+
+
+def test_a_table_of_devices_has_one_line_each() -> None:
+    lines = gpus(*MODEL, "--max-gpus", "1", "--vendor", "nvidia").stdout.splitlines()
+    assert lines[0].split()[:2] == ["GPU", "GPUs"]
+    rows = {line.split()[0]: line for line in lines[1:]}
+    assert "does not fit" in rows["T4-16GB"]
+    assert len(rows) == len(lines) - 1
+    page = gpus(*MODEL, "--max-gpus", "1", "-o", "markdown").stdout.splitlines()
+    assert page[0].startswith("| GPU | GPUs |")
+
+
+def test_a_question_that_no_device_can_answer_is_bad_input() -> None:
+    result = gpus("no/such", "--context", "1k")
+    assert result.exit_code == 2
+    assert "MODEL: no/such is not in the catalog" in result.stderr
+
+
+def test_no_device_that_fits_is_an_exit_code_of_its_own() -> None:
+    result = gpus(*MODEL, "--agents", "4000", "--vendor", "nvidia", "--max-gpus", "1")
+    assert result.exit_code == 1
