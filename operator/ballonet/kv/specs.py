@@ -76,6 +76,8 @@ class CacheSpec:
     """Bytes that blocks must lie apart by a multiple of."""
     kernel_block_tokens: int | None = None
     """Tokens of the kernel's own blocks, if a block of several of them must hold whole ones."""
+    blocks_outermost: bool = False
+    """Whether the kernel demands that a block holds the pages of all layers side by side."""
     dcp_sharded: bool = True
     """Whether decode-context parallelism deals the tokens of this layer to its ranks."""
     variant: str = ""
@@ -115,14 +117,14 @@ class CacheSpec:
         return round_up(self.content_bytes, self.page_alignment_bytes)
 
     @property
-    def stride_bytes(self) -> int:
-        """Bytes from one block of this layer to the next where the engine aligns them."""
-        alignment = self.stride_alignment_bytes
-        if self.kernel_block_tokens is not None:
-            kernel_block = gcd(self.kernel_block_tokens, self.block_tokens)
-            if kernel_block != self.block_tokens:
-                alignment = self.with_block(kernel_block).page_bytes
-        return round_up(self.page_bytes, alignment)
+    def block_alignment_bytes(self) -> int:
+        """Bytes that the blocks of this layer must lie apart by a multiple of."""
+        if self.kernel_block_tokens is None:
+            return self.stride_alignment_bytes
+        kernel_block = gcd(self.kernel_block_tokens, self.block_tokens)
+        if kernel_block == self.block_tokens:
+            return 1
+        return self.with_block(kernel_block).page_bytes
 
     def with_block(self, tokens: int) -> CacheSpec:
         """Return the same layer with blocks of this many tokens."""
