@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import chdir
 from pathlib import Path
 from typing import Any, Final
+
+from typer.testing import CliRunner
 
 from ballonet.api import crdgen
 from ballonet.api import v1alpha1 as api
@@ -21,11 +25,7 @@ from ballonet.api.conditions import (
 )
 from ballonet.catalog import Catalog
 from ballonet.catalog.flags import vllm_sampled_versions
-from ballonet.cli.formats import OutputFormat
-from ballonet.cli.outcome import plan_document
-from ballonet.cli.output import View, shown
-from ballonet.cli.pools import ConfigMaps, select
-from ballonet.cli.yaml_input import read_documents
+from ballonet.cli.main import app
 from ballonet.engines import vllm
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -324,10 +324,33 @@ def versions_part() -> str:
     )
 
 
+def fit_part() -> str:
+    """Return the answer of ``ballonet fit`` as the command prints it."""
+    return _console(
+        *("fit", "Qwen/Qwen3-32B", "--gpu", "H100-80GB", "--context", "32k", "--agents", "1+5"),
+        *("--engine", "vllm@0.32"),
+    )
+
+
+def gpus_part() -> str:
+    """Return the first lines of ``ballonet gpus`` as the command prints them."""
+    return _console(
+        *("gpus", "Qwen/Qwen3-32B", "--context", "32k", "--agents", "1+5"),
+        *("--engine", "vllm@0.32", "--vendor", "nvidia"),
+        most_lines=12,
+    )
+
+
 def sample_part() -> str:
     """Return a plan as the command prints it."""
-    origin = "examples/demo-unfit.yaml"
-    found = select(origin, read_documents((ROOT / origin).read_text()))
-    outcomes = [plan_document(pool, ConfigMaps(()), None) for pool in found.pools]
-    told = shown(outcomes, OutputFormat.TABLE, View(explain=True))
-    return f"```console\n$ ballonet plan -f {origin} --explain\n{told}\n```\n"
+    return _console("plan", "-f", "examples/demo-unfit.yaml", "--explain")
+
+
+def _console(*arguments: str, most_lines: int | None = None) -> str:
+    """Return a command and what it prints in this tree, without colours and 80 columns wide."""
+    with chdir(ROOT):
+        told = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"}).stdout
+    lines = told.rstrip("\n").splitlines()
+    if most_lines is not None and len(lines) > most_lines:
+        lines = [*lines[:most_lines], "..."]
+    return "\n".join(["```console", f"$ ballonet {shlex.join(arguments)}", *lines, "```", ""])
