@@ -59,6 +59,16 @@ SMALL: Json = {
 }
 
 
+# Two KV heads over four ranks: each is kept twice, so that two ranks can share a sequence.
+FEW_KV_HEADS: Json = {
+    **LARGE,
+    "model": TINY["model"],
+    "parallelism": {"tensor": 4},
+    "sequence": {"maxTokens": 64},
+    "budget": TINY["budget"],
+}
+
+
 @dataclass
 class Seen:
     """What a user sees of a pool after a pass."""
@@ -282,6 +292,21 @@ EFFECTS = [
     ),
     Effect("parallelism.tensor", (1, 2), arg("--tensor-parallel-size"), ("1", "2"), SMALL),
     Effect("parallelism.pipeline", (1, 2), arg("--pipeline-parallel-size"), ("1", "2"), SMALL),
+    Effect("parallelism.data", (1, 2), arg("--data-parallel-size"), (None, "2"), SMALL),
+    Effect(
+        "parallelism.decodeContext",
+        (1, 2),
+        arg("--decode-context-parallel-size"),
+        (None, "2"),
+        FEW_KV_HEADS,
+    ),
+    Effect(
+        "parallelism.expert",
+        ("Disabled", "Enabled"),
+        lambda s: "--enable-expert-parallel" in s.engine["args"],
+        (False, True),
+        SMALL,
+    ),
     # sequence
     Effect("sequence.maxTokens", (64, 96), arg("--max-model-len"), ("64", "96")),
     Effect("sequence.kvCacheType", ("Auto", "FP8"), arg("--kv-cache-dtype"), (None, "fp8"), LARGE),

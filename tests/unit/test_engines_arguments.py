@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ballonet.api.v1alpha1 import KvCacheType
 from ballonet.catalog.flags import vllm_sampled_versions, vllm_switches, vllm_values
-from ballonet.engines.base import Gates
+from ballonet.engines.base import Adapters, Gates, PlannedArguments, SpeculationArguments
 from ballonet.engines.vllm import flags, is_known, render_args, user_arguments
 from ballonet.engines.vllm_arguments import OWNED, OWNED_VARIABLES, SHORT, UNPLANNED
 
@@ -53,6 +53,10 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     (["-t", "2"], "-t (--tensor-parallel-size)", "spec.parallelism.tensor"),
     (["-tp.size", "2"], "-tp.size (--tensor-parallel-size)", "spec.parallelism.tensor"),
     (["-pp", "2"], "-pp (--pipeline-parallel-size)", "spec.parallelism.pipeline"),
+    (["-dp", "2"], "-dp (--data-parallel-size)", "spec.parallelism.data"),
+    (["-dcp=2"], "-dcp (--decode-context-parallel-size)", "spec.parallelism.decodeContext"),
+    (["-ep"], "-ep (--enable-expert-parallel)", "spec.parallelism.expert"),
+    (["--no-enable-expert-parallel"], "(--enable-expert-parallel)", "spec.parallelism.expert"),
     (["--tensor-parallel-size.x", "2"], "(--tensor-parallel-size)", "parallelism"),
     (["--config", "/etc/all.yaml"], "--config", "spec.engine.args one by one"),
     (["--config=/etc/all.yaml"], "--config", "spec.engine.args one by one"),
@@ -118,7 +122,6 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     (["--enforce-eager=1"], "--enforce-eager", "takes no value"),
     (["--enforce-eager.x", "1"], "(--enforce-eager)", "takes no value"),
     (["--no-async-scheduling", "1"], "(--async-scheduling)", "takes no value"),
-    (["-ep=1"], "-ep (--enable-expert-parallel)", "takes no value"),
     (["--seed", "1", "2"], "--seed", "more words than it takes"),
     (["--seed=1", "2"], "--seed", "more words than it takes"),
     (["--api-key=a", "b"], "--api-key", "more words than it takes"),
@@ -230,12 +233,19 @@ def test_owned_variables_are_refused(name: str, value: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("args", "env", "subject"),
     [
-        (["--speculative-config", "{}"], {}, "speculative decoding"),
-        (["--speculative-config.method", "ngram"], {}, "speculative decoding"),
-        (["-sc", "{}"], {}, "speculative decoding"),
-        (["--spec-tok=3"], {}, "speculative decoding"),
-        (["--quantization", "fp8"], {}, "quantization"),
-        (["-qfp8"], {}, "quantization"),
+        (["--speculative-config", "{}"], {}, "only with a method of draft_model, eagle"),
+        (["--speculative-config", "[]"], {}, "only with a JSON object"),
+        (["--speculative-config.method", "ngram"], {}, "num_speculative_tokens is given"),
+        (["-sc", '{"method": "medusa"}'], {}, "-sc (--speculative-config) is planned for only"),
+        (["--spec-tok=3"], {}, "only with a method"),
+        (["--spec-method=eagle3", "--spec-tokens=3"], {}, "the name of a model"),
+        (["-sc", '{"method": "mtp", "num_speculative_tokens": 0}'], {}, "whole number from 1"),
+        (
+            ["-sc", '{"method":"mtp", "num_speculative_tokens": 1, "kv_cache_dtype": "fp8"}'],
+            {},
+            "the key kv_cache_dtype",
+        ),
+        (["--quantization-config", "{}"], {}, "quantization"),
         (["--load-format", "bitsandbytes"], {}, "quantization"),
         (["--dtype", "float32"], {}, "number format"),
         (["--dtype=float"], {}, "number format"),
@@ -244,28 +254,31 @@ def test_owned_variables_are_refused(name: str, value: str, words: str) -> None:
         (["--runner", "pooling"], {}, "use of the model"),
         (["--pooler-config.pooling_type=MEAN"], {}, "use of the model"),
         (["--tokens-only"], {}, "use of the model"),
-        (["--mamba-block-size", "8"], {}, "state-space"),
-        (["--enable-lora"], {}, "adapters"),
-        (["--max-loras", "4"], {}, "adapters"),
-        (["--cpu-offload-gb", "4"], {}, "weights outside"),
+        (["--use-replayssm"], {}, "state-space"),
+        (["--mamba-block-size", "eight"], {}, "--mamba-block-size is planned for only with a num"),
+        (["--mamba-cache-mode", "most"], {}, "--mamba-cache-mode is planned for only with one of"),
+        (["--enable-tower-connector-lora"], {}, "adapters"),
+        (["--enable-lora", "--max-loras", "0"], {}, "--max-loras is planned for only with a whole"),
+        (["--cpu-offload-gb", "nan"], {}, "--cpu-offload-gb is planned for only with a number"),
+        (["--cpu-offload-params", "experts"], {}, "weights outside"),
+        (["--kv-cache-dtype", "fp9"], {}, "--kv-cache-dtype is planned for only with one of"),
         (["--kv-transfer-config", "{}"], {}, "KV cache outside"),
         (["--kv-offloading-size", "4"], {}, "KV cache outside"),
-        (["--enable-expert-parallel"], {}, "expert parallelism"),
-        (["-ep"], {}, "expert parallelism"),
-        (["--data-parallel-size", "2"], {}, "data parallelism"),
-        (["-dp", "2"], {}, "data parallelism"),
-        (["--decode-context-parallel-size", "2"], {}, "context parallelism"),
+        (["--enable-eplb"], {}, "expert parallelism"),
+        (["--data-parallel-rank", "2"], {}, "data parallelism"),
+        (["-dpn", "2"], {}, "data parallelism"),
         (["-pcp", "2"], {}, "context parallelism"),
         (["--nnodes", "2"], {}, "several nodes"),
         (["-n2"], {}, "several nodes"),
         (["--kv-cache-dtype-skip-layers", "0"], {}, "cache layout"),
-        (["--num-gpu-blocks-override", "9"], {}, "cache layout"),
+        (["--disable-sliding-window"], {}, "cache layout"),
         (["--enable-sleep-mode"], {}, "beside model and cache"),
         (["--worker-cls", "x.Y"], {}, "change anything"),
         ([], {"VLLM_USE_V1": "0"}, "generation of the engine"),
         ([], {"VLLM_DP_SIZE": "2"}, "data parallelism"),
         ([], {"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0"}, "beside model and cache"),
         ([], {"VLLM_ADDITIONAL_ARGS": "--enable-lora"}, "VLLM_ADDITIONAL_ARGS: --enable-lora"),
+        ([], {"VLLM_ADDITIONAL_ARGS": "--runner pooling"}, "VLLM_ADDITIONAL_ARGS: --runner"),
     ],
 )
 def test_what_is_not_planned_for_is_let_through_and_named(
@@ -275,6 +288,79 @@ def test_what_is_not_planned_for_is_let_through_and_named(
     assert refused == ()
     assert len(unplanned) == 1
     assert subject in unplanned[0]
+
+
+def speculation(method: str, tokens: int, model: str | None = None) -> PlannedArguments:
+    return PlannedArguments(speculation=SpeculationArguments(method, tokens, model))
+
+
+@pytest.mark.parametrize(
+    ("args", "planned"),
+    [
+        (["--kv-cache-dtype", "fp8_e5m2"], PlannedArguments(kv_cache_type="fp8_e5m2")),
+        (["--kv_cache_dtype=nvfp4"], PlannedArguments(kv_cache_type="nvfp4")),
+        (["--disable-hybrid-kv-cache-manager"], PlannedArguments(hybrid_manager=False)),
+        (["--no-disable-hybrid-kv-cache-manager"], PlannedArguments(hybrid_manager=True)),
+        (["--mamba-cache-dtype", "float32"], PlannedArguments(state_cache_type="float32")),
+        (["--mamba-ssm-c=float32"], PlannedArguments(state_ssm_cache_type="float32")),
+        (["--mamba-cache-mode", "align"], PlannedArguments(state_cache_mode="align")),
+        (["--mamba-block-size", "1024"], PlannedArguments(state_block_tokens=1024)),
+        (["--quantization", "fp8"], PlannedArguments(quantization="fp8")),
+        (["-qFP8"], PlannedArguments(quantization="fp8")),
+        (["--enable-lora"], PlannedArguments(adapters=Adapters(1, 16))),
+        (
+            ["--enable-lora", "--max-loras", "4", "--max-lora-rank=64"],
+            PlannedArguments(adapters=Adapters(4, 64)),
+        ),
+        (["--max-loras", "4"], PlannedArguments()),
+        (["--cpu-offload-gb", "1.5"], PlannedArguments(offload_bytes=3 * 2**29)),
+        (["--enforce-e"], PlannedArguments(eager=True)),
+        (["--attention-backend", "flashinfer"], PlannedArguments(attention_backend="FLASHINFER")),
+        (["--language-model-only"], PlannedArguments(text_only=True)),
+        (
+            ["--limit-mm-per-prompt", '{"image": 0, "video": {"count": 0}, "audio": 0}'],
+            PlannedArguments(text_only=True),
+        ),
+        (["--limit-mm-per-prompt.image", "0"], PlannedArguments()),
+        (["--skip-mm-profiling"], PlannedArguments(skips_encoder_profile=True)),
+        (["--num-gpu-blocks-override", "900"], PlannedArguments(blocks=900)),
+        (
+            ["--mamba-block-size=8", "--mamba-block-size", "16"],
+            PlannedArguments(state_block_tokens=16),
+        ),
+        (["--enforce-eager", "--no-enforce-eager"], PlannedArguments()),
+        (["-sc", '{"method": "mtp", "num_speculative_tokens": 2}'], speculation("mtp", 2)),
+        (["-sc.method", "qwen3_5_mtp", "-sc.num_speculative_tokens", "2"], speculation("mtp", 2)),
+        (
+            ["--speculative-config.num_speculative_tokens=4", "--speculative_config.method=ngram"],
+            speculation("ngram", 4),
+        ),
+        (
+            ["-sc", '{"model": "yuhuili/EAGLE3-x", "num_speculative_tokens": 3}'],
+            speculation("eagle3", 3, "yuhuili/EAGLE3-x"),
+        ),
+        (
+            ["--spec-method", "draft_model", "--spec-model=a/b", "--spec-tokens", "5"],
+            speculation("draft_model", 5, "a/b"),
+        ),
+        # Keys stand after all whole values, wherever they are written.
+        (
+            ["-sc.method", "mtp", "-sc.num_speculative_tokens", "2", "-sc", '{"method": "ngram"}'],
+            speculation("mtp", 2),
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_planned_for_is_read(args: Sequence[str], planned: PlannedArguments) -> None:
+    found = user_arguments(args, {}, "0.32.0")
+    assert (found.refused, found.unplanned) == ((), ())
+    assert found.planned == planned
+
+
+def test_the_variable_of_the_attention_backend_counts_while_the_engine_reads_it() -> None:
+    env = {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}
+    assert user_arguments([], env, "0.12.0").planned.attention_backend == "FLASHINFER"
+    assert user_arguments([], env, "0.32.0").planned == PlannedArguments()
 
 
 @pytest.mark.parametrize(
@@ -288,7 +374,7 @@ def test_what_is_not_planned_for_is_let_through_and_named(
         ["--dtype", "bfloat16"],
         ["--dtype=half"],
         ["--runner", "generate"],
-        ["--no-enable-expert-parallel"],
+        ["--no-enable-eplb"],
         ["-O3"],
         ["-O", "2"],
         ["-O=1"],
@@ -349,7 +435,8 @@ def test_whatever_is_rendered_is_owned_and_known(version: str) -> None:
     queue = 9 if "--max-num-queued-reqs" in flags(version) else None
     rendered = render_args(gates(queue=queue, kv_bytes=1, percent=90), version)
     written = {word for word in rendered if word.startswith("--")}
-    assert written <= OWNED.keys() & flags(version)
+    # Of --kv-cache-dtype only the values that the spec has are owned.
+    assert written <= (OWNED.keys() | {"--kv-cache-dtype"}) & flags(version)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -93,6 +93,14 @@ def test_limits_are_rendered_for_the_newest_version() -> None:
     )
 
 
+def test_parallel_sizes_are_rendered_where_something_is_divided() -> None:
+    gates = replace(GATES, data=4, decode_context=2, expert_parallel=True)
+    assert " ".join(render_args(gates, "0.30.0")).endswith(
+        "--tensor-parallel-size 2 --pipeline-parallel-size 1 --data-parallel-size 4 "
+        "--decode-context-parallel-size 2 --enable-expert-parallel --enable-prefix-caching"
+    )
+
+
 def test_before_0_31_one_flag_is_limit_and_buffers() -> None:
     assert " ".join(render_args(GATES, "0.30.0")) == (
         "--host 0.0.0.0 --port 8000 --served-model-name qwen big --max-model-len 32768 "

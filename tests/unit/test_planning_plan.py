@@ -447,9 +447,9 @@ def test_memory_that_cannot_be_predicted_is_unknown_unless_given() -> None:
 
 
 def test_arguments_that_are_not_planned_for_make_the_plan_unknown_by_name() -> None:
-    plan = demo(engine={"args": ["--enable-expert-parallel"]})
+    plan = demo(engine={"args": ["--enable-eplb"]})
     assert plan.budget_computed.reason is Reason.UNPLANNED_ARGUMENT
-    assert "--enable-expert-parallel" in plan.budget_computed.message
+    assert "--enable-eplb" in plan.budget_computed.message
     assert plan.verdict is Verdict.UNKNOWN
 
 

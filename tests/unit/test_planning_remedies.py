@@ -202,7 +202,7 @@ def test_no_more_memory_is_offered_on_cpu_than_a_node_has() -> None:
 
 
 def test_nothing_is_offered_where_nothing_is_known() -> None:
-    assert planned(engine={"args": ["--enable-expert-parallel"]}).remedies == ()
+    assert planned(engine={"args": ["--enable-eplb"]}).remedies == ()
     assert planned(engine={"version": "9.9.9"}).remedies == ()
 
 

@@ -72,7 +72,7 @@ def test_variables_say_the_same_as_the_document() -> None:
 
 
 def test_what_is_not_known_is_null_and_no_variable() -> None:
-    args = {"engine": {"args": ["--enable-expert-parallel"]}}
+    args = {"engine": {"args": ["--enable-eplb"]}}
     document = runtime_budget(plan_pool("demo", spec(DEMO, **args)))
     assert document["budgetBlocks"] is None
     assert document["source"] is None

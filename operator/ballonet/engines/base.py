@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from ballonet.api.v1alpha1 import KvCacheType
@@ -19,10 +19,14 @@ class Gates:
         max_concurrent: most sequences that run at once.
         max_num_seqs: sequences for which the engine sizes its buffers and graphs; at least
             max_concurrent.
+        prefix_caching: whether blocks of prompt beginnings are kept; None leaves it to the engine.
         queue_limit: most requests that run or wait; None leaves the queue without bound.
         block_tokens: tokens a block; None leaves the engine its own.
         memory_percent: share of the device that the engine may use; None on the CPU backend.
         kv_cache_memory_bytes: exact KV cache memory of one rank, only when a user gave it.
+        data: engines of one pod; every other figure is of one of them, but for queue_limit, which
+            counts over all of them.
+        decode_context: tensor ranks that share the cache of each sequence.
     """
 
     model_path: str
@@ -32,15 +36,80 @@ class Gates:
     max_num_seqs: int
     max_batched_tokens: int
     kv_cache_type: KvCacheType
-    prefix_caching: bool
+    prefix_caching: bool | None
     queue_limit: int | None = None
     block_tokens: int | None = None
     memory_percent: int | None = None
     kv_cache_memory_bytes: int | None = None
     tensor: int = 1
     pipeline: int = 1
+    data: int = 1
+    decode_context: int = 1
+    expert_parallel: bool = False
     revision: str | None = None
     device: Literal["gpu", "cpu"] = "gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationArguments:
+    """Tokens that are drafted ahead, as a user asked for them.
+
+    Attributes:
+        method: the engine's word for it.
+        tokens: tokens drafted a step.
+        model: the drafting model's name; None where none is named.
+        tensor: tensor ranks of the drafting model; None where they are the model's own.
+    """
+
+    method: str
+    tokens: int
+    model: str | None = None
+    tensor: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Room for adapters (LoRA) on the device: how many at once, and their largest rank."""
+
+    count: int = 1
+    rank: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedArguments:
+    """What a user's own arguments change about layout or memory; None and defaults: nothing.
+
+    Attributes:
+        kv_cache_type: the engine's own word for a format that the spec has no value for.
+        hybrid_manager: whether groups of layers have block tables of their own.
+        state_cache_type, state_ssm_cache_type: number formats of states.
+        state_cache_mode: which states are kept for prefixes.
+        state_block_tokens: tokens between two kept states.
+        quantization: how weights are quantized at loading; the checkpoint's own way changes
+            nothing.
+        offload_bytes: weights of each device that are kept in host memory instead.
+        eager: whether no CUDA graphs are captured.
+        attention_backend: attention kernels that are forced.
+        text_only: whether a multimodal model takes text alone.
+        skips_encoder_profile: whether the encoder's working memory is left out of the profile.
+        blocks: KV blocks that the engine is told to make, whatever memory there is.
+    """
+
+    kv_cache_type: str | None = None
+    hybrid_manager: bool | None = None
+    state_cache_type: str = "auto"
+    state_ssm_cache_type: str = "auto"
+    state_cache_mode: str | None = None
+    state_block_tokens: int | None = None
+    speculation: SpeculationArguments | None = None
+    quantization: str | None = None
+    adapters: Adapters | None = None
+    offload_bytes: int = 0
+    eager: bool = False
+    attention_backend: str | None = None
+    text_only: bool = False
+    skips_encoder_profile: bool = False
+    blocks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +119,9 @@ class UserArguments:
     Attributes:
         refused: what must not be set, or would end the engine at start.
         unplanned: what is let through but makes the plan Unknown.
+        planned: what is let through and planned for.
     """
 
     refused: tuple[str, ...] = ()
     unplanned: tuple[str, ...] = ()
+    planned: PlannedArguments = field(default_factory=PlannedArguments)

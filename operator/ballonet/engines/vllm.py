@@ -116,6 +116,8 @@ def render_args(gates: Gates, version: str) -> tuple[str, ...]:
         ("--kv-cache-memory-bytes", _given(gates.kv_cache_memory_bytes)),
         ("--tensor-parallel-size", (gates.tensor,)),
         ("--pipeline-parallel-size", (gates.pipeline,)),
+        ("--data-parallel-size", _several(gates.data)),
+        ("--decode-context-parallel-size", _several(gates.decode_context)),
     ]
     arguments = []
     for flag, values in limits:
@@ -126,8 +128,12 @@ def render_args(gates: Gates, version: str) -> tuple[str, ...]:
                 f"vLLM {version} has no {flag}; use a version that has it or leave the field out"
             )
         arguments += [flag, *(str(value) for value in values)]
-    no = "" if gates.prefix_caching else "no-"
-    return (*arguments, f"--{no}enable-prefix-caching")
+    if gates.expert_parallel:
+        arguments.append("--enable-expert-parallel")
+    if gates.prefix_caching is not None:
+        no = "" if gates.prefix_caching else "no-"
+        arguments.append(f"--{no}enable-prefix-caching")
+    return tuple(arguments)
 
 
 _KV_CACHE_DTYPES: Final[dict[KvCacheType, tuple[str, ...]]] = {
@@ -139,6 +145,11 @@ _KV_CACHE_DTYPES: Final[dict[KvCacheType, tuple[str, ...]]] = {
 
 def _given(value: object | None) -> tuple[object, ...]:
     return () if value is None else (value,)
+
+
+def _several(ranks: int) -> tuple[int, ...]:
+    """Return a parallel size as it is written: not at all where nothing is divided."""
+    return () if ranks == 1 else (ranks,)
 
 
 def _fraction(percent: int | None) -> tuple[str, ...]:

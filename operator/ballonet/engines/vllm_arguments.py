@@ -2,9 +2,9 @@
 
 Arguments given later win in vLLM, so a flag that carries one of our limits must not come in by any
 door: not by another spelling, an abbreviation, an alias, a configuration file, a variable or a
-``$(VARIABLE)`` that the kubelet expands. Flags that change layout or memory in a way that is not
-planned for are let through and named. What the version does not know is refused, because the
-engine would end at start, again and again.
+``$(VARIABLE)`` that the kubelet expands. Flags that change layout or memory are planned for as
+``vllm_planned`` reads them; those whose effect is not planned for are let through and named. What
+the version does not know is refused, because the engine would end at start, again and again.
 
 The reading of spellings follows vLLM's argument parser (argparse with abbreviations, underscores
 as dashes in long flags, ``--flag.key`` for JSON).
@@ -21,8 +21,10 @@ from typing import Final
 
 from ballonet.catalog.flags import vllm_switches, vllm_values
 from ballonet.catalog.lookup import suggest
+from ballonet.engines import vllm_planned
 from ballonet.engines.base import PORT, UserArguments
-from ballonet.engines.vllm_versions import lifetime, possible_flags
+from ballonet.engines.vllm_planned import KV_CACHE_TYPES_OF_THE_SPEC, PLANNED, Setting
+from ballonet.engines.vllm_versions import lifetime, parse_version, possible_flags
 
 _LISTEN: Final = f"leave it out: the pod serves plain HTTP on port {PORT}"
 _LIMIT: Final = (
@@ -56,13 +58,15 @@ OWNED: Final[Mapping[str, str]] = {
     "--max-num-queued-tokens": "set spec.admission.queue",
     "--watermark": "leave it out: spec.budget.safetyPercent is the headroom",
     "--block-size": "set spec.sequence.blockTokens",
-    "--kv-cache-dtype": "set spec.sequence.kvCacheType",
     "--enable-prefix-caching": "set spec.sequence.prefixCaching",
     "--gpu-memory-utilization": "set spec.accelerator.memoryPercent",
     "--device-memory-utilization": "set spec.accelerator.memoryPercent",
     "--kv-cache-memory-bytes": "set spec.budget.kvCacheMemoryPerRank",
     "--tensor-parallel-size": "set spec.parallelism.tensor",
     "--pipeline-parallel-size": "set spec.parallelism.pipeline",
+    "--data-parallel-size": "set spec.parallelism.data",
+    "--decode-context-parallel-size": "set spec.parallelism.decodeContext",
+    "--enable-expert-parallel": "set spec.parallelism.expert",
     "--device": "set spec.accelerator.type",
     "--device-ids": _DEVICES,
     "--disable-log-stats": "leave it out: without these metrics the plan cannot be verified",
@@ -99,11 +103,8 @@ def _unplanned(
 
 
 UNPLANNED: Final = (
-    _unplanned(
-        "speculative decoding",
-        r"--(speculative-config|spec-(method|model|tokens)|num-lookahead-slots|diffusion-config)",
-    ),
-    _unplanned("quantization of the weights", r"--quantization(-config)?"),
+    _unplanned("speculative decoding", r"--(num-lookahead-slots|diffusion-config)"),
+    _unplanned("quantization of the weights", r"--quantization-config"),
     _unplanned(
         "the number format",
         r"--dtype",
@@ -114,6 +115,7 @@ UNPLANNED: Final = (
         "another shape of the model",
         r"--(hf-overrides|hf-config-path|model-class-overrides|engram-config|mm-encoder-only)",
     ),
+    _unplanned("another build of the model", r"--model-impl", but=("auto", "vllm")),
     _unplanned(
         "another use of the model",
         r"--(runner|convert|task)",
@@ -122,11 +124,17 @@ UNPLANNED: Final = (
     _unplanned("another use of the model", r"--((override-)?pooler-config|tokens-only)"),
     _unplanned(
         "state-space caches",
-        r"--(mamba-.*|enable-mamba-.*|use-replayssm|replayssm-.*)",
+        r"--(mamba-config|enable-mamba-shared-prefix-checkpoint|use-replayssm|replayssm-.*)",
     ),
-    _unplanned("adapters", r"--(.*\blora.*|.*prompt-adapter.*|.*loras.*)"),
     _unplanned(
-        "weights outside the device", r"--(cpu-offload-.*|offload-.*|weight-transfer-config)"
+        "adapters",
+        r"--(default-mm-loras|enable-tower-connector-lora|.*moe.*loras?(-format)?"
+        r"|max-lora-cls-labels|lora-(dtype|extra-vocab-size)|.*prompt-adapter.*)",
+        but=("auto",),
+    ),
+    _unplanned(
+        "weights outside the device",
+        r"--(cpu-offload-params|offload-.*|weight-transfer-config)",
     ),
     _unplanned(
         "KV cache outside the device",
@@ -134,18 +142,19 @@ UNPLANNED: Final = (
     ),
     _unplanned(
         "expert parallelism",
-        r"--(enable-expert-parallel|enable-eplb|eplb-.*|num-redundant-experts|enable-elastic-ep"
+        r"--(enable-eplb|eplb-.*|num-redundant-experts|enable-elastic-ep"
         r"|elastic-ep-.*|enable-ep-weight-filter|expert-placement-strategy|all2all-backend)",
     ),
     _unplanned("data parallelism", r"--(data-parallel-.*|dp-.*|enable-scale-out)"),
     _unplanned(
         "context parallelism",
-        r"--((decode|prefill)-context-parallel-size|dcp-.*|cp-kv-cache-interleave-size)",
+        r"--(prefill-context-parallel-size|dcp-.*|cp-kv-cache-interleave-size)",
     ),
     _unplanned("engines over several nodes", r"--(nnodes|node-rank|master-(addr|port))"),
     _unplanned(
         "another cache layout",
-        r"--(kv-cache-dtype-skip-layers|num-gpu-blocks-override|kv-sharing-fast-prefill)",
+        r"--(kv-cache-dtype-skip-layers|kv-sharing-fast-prefill|disable-sliding-window"
+        r"|attention-config)",
     ),
     _unplanned(
         "device memory beside model and cache",
@@ -212,6 +221,9 @@ _UNPLANNED_VARIABLES: Final = (
         "device memory beside model and cache",
     ),
 )
+# The variable behind --attention-backend, read until it was removed (envs.py).
+_BACKEND_VARIABLE: Final = "VLLM_ATTENTION_BACKEND"
+_BACKEND_VARIABLE_GONE: Final = (0, 15)
 _ARGUMENT_VARIABLES: Final = re.compile(r"VLLM_([A-Z0-9_]+_)?ARGS")
 # Switches and numbers of values were read in one version.
 VALUES_READ_IN: Final = "0.32.0"
@@ -237,18 +249,19 @@ def user_arguments(
     Raises:
         ValueError: the version is no version.
     """
-    verdicts: list[_Verdict] = []
+    found: list[_Verdict | Setting] = []
     for name, value in env.items():
-        verdicts += _screen_variable(name, value)
+        found += _screen_variable(name, value, version)
         if _ARGUMENT_VARIABLES.fullmatch(name):
-            verdicts += (
-                _Verdict(f"{name}: {verdict.sentence}", refused=verdict.refused)
-                for verdict in _screen_text(value, env, version)
-            )
-    verdicts += _screen(args, env, version)
+            found += (_of_variable(name, outcome) for outcome in _screen_text(value, env, version))
+    found += _screen(args, env, version)
+    verdicts = [outcome for outcome in found if isinstance(outcome, _Verdict)]
     refused = dict.fromkeys(verdict.sentence for verdict in verdicts if verdict.refused)
     unplanned = dict.fromkeys(verdict.sentence for verdict in verdicts if not verdict.refused)
-    return UserArguments(tuple(refused), tuple(unplanned))
+    planned, not_understood = vllm_planned.read(
+        [outcome for outcome in found if isinstance(outcome, Setting)]
+    )
+    return UserArguments(tuple(refused), (*unplanned, *not_understood), planned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +274,20 @@ def _refuse(sentence: str) -> _Verdict:
     return _Verdict(sentence, refused=True)
 
 
-def _screen_variable(name: str, value: str | None) -> Iterator[_Verdict]:
+def _of_variable(name: str, outcome: _Verdict | Setting) -> _Verdict:
+    """Return what an argument in a variable comes to: only some images read such variables."""
+    if isinstance(outcome, Setting):
+        sentence = f"{outcome.shown} is planned for in spec.engine.args only"
+        return _Verdict(f"{name}: {sentence}", refused=False)
+    return _Verdict(f"{name}: {outcome.sentence}", refused=outcome.refused)
+
+
+def _screen_variable(name: str, value: str | None, version: str) -> Iterator[_Verdict | Setting]:
     if name in OWNED_VARIABLES:
         yield _refuse(f"variable {name} is refused; {OWNED_VARIABLES[name]}")
+        return
+    if name == _BACKEND_VARIABLE and parse_version(version)[:2] < _BACKEND_VARIABLE_GONE:
+        yield Setting("--attention-backend", (), value or "", name)
         return
     for pattern, subject in _UNPLANNED_VARIABLES:
         if pattern.fullmatch(name):
@@ -273,7 +297,9 @@ def _screen_variable(name: str, value: str | None) -> Iterator[_Verdict]:
             )
 
 
-def _screen_text(text: str | None, env: Mapping[str, str | None], version: str) -> list[_Verdict]:
+def _screen_text(
+    text: str | None, env: Mapping[str, str | None], version: str
+) -> Sequence[_Verdict | Setting]:
     """Screen a variable that some images split into arguments."""
     if text is None:
         return [_refuse("arguments from a reference cannot be judged; use spec.engine.args")]
@@ -287,7 +313,9 @@ def _screen_text(text: str | None, env: Mapping[str, str | None], version: str) 
     return _screen_words(words, version)
 
 
-def _screen(args: Sequence[str], env: Mapping[str, str | None], version: str) -> list[_Verdict]:
+def _screen(
+    args: Sequence[str], env: Mapping[str, str | None], version: str
+) -> Sequence[_Verdict | Setting]:
     expanded = [_expand(word, env) for word in args]
     unknown = dict.fromkeys(name for _, names in expanded for name in names)
     if unknown:  # What stands around them cannot be judged either.
@@ -327,7 +355,7 @@ class _Argument:
     following: list[str]
 
 
-def _screen_words(words: Sequence[str], version: str) -> list[_Verdict]:
+def _screen_words(words: Sequence[str], version: str) -> Sequence[_Verdict | Setting]:
     verdicts = []
     arguments: list[_Argument] = []
     for word in words:
@@ -343,17 +371,17 @@ def _screen_words(words: Sequence[str], version: str) -> list[_Verdict]:
             verdicts.append(_refuse(f"{word!r} stands before any flag; begin with the flag"))
             arguments.append(_Argument("", []))
     judged = (_judge(argument, version) for argument in arguments if argument.word)
-    return [*verdicts, *(verdict for verdict in judged if verdict is not None)]
+    return [*verdicts, *(outcome for outcome in judged if outcome is not None)]
 
 
-def _judge(argument: _Argument, version: str) -> _Verdict | None:
+def _judge(argument: _Argument, version: str) -> _Verdict | Setting | None:
     flag, equals, text = argument.word.partition("=")
     attached = text if equals else None
     if problem := _no_flag(flag):
         return _refuse(problem)
     if flag.startswith("-O"):
         return _judge_level(argument)
-    head, dot, _ = flag.partition(".")  # what follows is a key of a JSON value
+    head, dot, keys = flag.partition(".")  # what follows is a key of a JSON value
     name = head.replace("_", "-") if flag.startswith("--") else head
     if name not in SHORT and name[:2] in _SHORT_WITH_VALUE_ATTACHED:
         name, attached = name[:2], name[2:]
@@ -362,12 +390,15 @@ def _judge(argument: _Argument, version: str) -> _Verdict | None:
         return _refuse(_unclear(meant, name, flag, version))
     (option,) = meant
     values = argument.following if attached is None else [attached]
-    verdict = _judge_option(option, flag, values[0] if values else None)
-    if verdict is not None and verdict.refused:
-        return verdict
-    problem = _wrong_number(option, argument.following, attached, keyed=bool(dot))
-    if problem is not None:
-        return _refuse(f"{_shown(option, flag)} {problem}; the engine would not start")
+    value = values[0] if values else None
+    shown = _shown(option, flag)
+    verdict = _judge_option(option, shown, value)
+    if verdict is None or not verdict.refused:
+        problem = _wrong_number(option, argument.following, attached, keyed=bool(dot))
+        if problem is not None:
+            return _refuse(f"{shown} {problem}; the engine would not start")
+    if verdict is None and _base(option) in PLANNED:
+        return Setting(option, tuple(keys.split(".")) if dot else (), value, shown)
     return verdict
 
 
@@ -393,14 +424,11 @@ def _judge_level(argument: _Argument) -> _Verdict | None:
     )
 
 
-def _judge_option(option: str, spelled: str, value: str | None) -> _Verdict | None:
-    flag, shown = _base(option), _shown(option, spelled)
-    if flag in OWNED:
-        return _refuse(f"{shown} is set by Ballonet; {OWNED[flag]}")
-    if option in REFUSED:
-        return _refuse(f"{shown} is refused; {REFUSED[option]}")
-    if flag == "--api-server-count" and not _AT_LEAST_ONE.fullmatch(value or ""):
-        return _refuse(f"{shown} must be 1 or more: without a server no pod would become ready")
+def _judge_option(option: str, shown: str, value: str | None) -> _Verdict | None:
+    flag = _base(option)
+    problem = _not_for_the_user(option, value)
+    if problem is not None:
+        return _refuse(f"{shown} {problem}")
     if flag != option:
         return None  # switching off what is not planned for is no news
     for group in UNPLANNED:
@@ -408,6 +436,20 @@ def _judge_option(option: str, spelled: str, value: str | None) -> _Verdict | No
             return _Verdict(
                 f"{shown} brings in {group.subject}, which is not planned for", refused=False
             )
+    return None
+
+
+def _not_for_the_user(option: str, value: str | None) -> str | None:
+    """Return why an option, or this value of it, is not the user's to set."""
+    flag = _base(option)
+    if flag in OWNED:
+        return f"is set by Ballonet; {OWNED[flag]}"
+    if option in REFUSED:
+        return f"is refused; {REFUSED[option]}"
+    if flag == "--kv-cache-dtype" and (value or "").lower() in KV_CACHE_TYPES_OF_THE_SPEC:
+        return f"{value} is set by Ballonet; set spec.sequence.kvCacheType"
+    if flag == "--api-server-count" and not _AT_LEAST_ONE.fullmatch(value or ""):
+        return "must be 1 or more: without a server no pod would become ready"
     return None
 
 

@@ -17,14 +17,11 @@ from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan, given_memory, rank_memory
 from ballonet.kv.units import Interval, format_bytes, largest
 from ballonet.planning import explain
-from ballonet.planning.batch import max_batched_tokens, takes
+from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, ranks_per_pod, takes
 from ballonet.planning.budget import budget_interval, usable_blocks
 from ballonet.planning.resolve import Resolved
 from ballonet.planning.topology import NO_SIZES, EngineNeed, pool_need
 
-# vLLM's own largest default (engine/arg_utils.py, devices of 70 GiB and more): beyond it nothing
-# is known about buffers and graphs, so no plan goes there unless the topologies need it.
-MAX_SLOTS = 1024
 # What is written where nothing can be worked out: vLLM's default of unknown devices.
 UNPLANNED_SLOTS = 256
 # Beyond this share no device is told to give memory to the engine: its driver and other contexts
@@ -52,10 +49,21 @@ class Capacity:
     resolved: Resolved
     layout: CacheLayout
 
+    @property
+    def given_bytes(self) -> int | None:
+        """The KV memory of a rank that the user gave, as bytes or as blocks, or None."""
+        blocks = self.resolved.arguments.blocks
+        return given_bytes(self.spec) if blocks is None else blocks * self.layout.bytes_per_block
+
     def memory(self, slots: int) -> MemoryPlan:
         """Return where the memory of a rank goes when the engine runs this many sequences."""
-        given = given_bytes(self.spec)
+        given = self.given_bytes
         return self.predicted_memory(slots) if given is None else given_memory(given)
+
+    def device_memory(self, slots: int) -> MemoryPlan | None:
+        """Return where the memory of a device goes by prediction, or None where that is unknown."""
+        known = self.resolved.weights is not None and self.resolved.device.memory_bytes is not None
+        return self.predicted_memory(slots) if known else None
 
     def predicted_memory(self, slots: int, memory_percent: int | None = None) -> MemoryPlan:
         """Return the same without regard to memory that was given."""
@@ -67,7 +75,7 @@ class Capacity:
             resolved.geometry,
             device_bytes=resolved.device.memory_bytes,
             memory_percent=memory_percent or spec.accelerator.memory_percent,
-            weights_bytes=resolved.weights.bytes,
+            weights_bytes=self._weights_bytes(resolved.weights.bytes),
             version=vllm.parse_version(spec.engine.version),
             tensor=spec.parallelism.tensor,
             pipeline=spec.parallelism.pipeline,
@@ -75,6 +83,11 @@ class Capacity:
             max_batched_tokens=max_batched_tokens(spec, resolved.device.device, slots),
             vendor=resolved.device.vendor,
         )
+
+    def _weights_bytes(self, whole: int) -> int:
+        """Return the weights that stay on the devices of one engine."""
+        ranks = ranks_per_pod(self.spec) // self.spec.parallelism.data
+        return max(0, whole - ranks * self.resolved.arguments.offload_bytes)
 
     def blocks(self, slots: int) -> Interval | None:
         """Return the KV blocks, the null block among them; None when it cannot be said."""
@@ -189,7 +202,7 @@ def start_risk(capacity: Capacity, slots: int) -> str | None:
 
     vLLM takes memory that is given without its own check of the device.
     """
-    given, room = given_bytes(capacity.spec), _device_room(capacity, slots)
+    given, room = capacity.given_bytes, _device_room(capacity, slots)
     if given is None or room is None or not room.low < given <= room.high:
         return None
     return (
@@ -200,8 +213,8 @@ def start_risk(capacity: Capacity, slots: int) -> str | None:
 
 def _device_room(capacity: Capacity, slots: int) -> Interval | None:
     """Return the bytes of a device that given KV memory can take, or None."""
-    resolved, spec = capacity.resolved, capacity.spec
-    if given_bytes(spec) is None or resolved.device.memory_bytes is None:
+    resolved = capacity.resolved
+    if capacity.given_bytes is None or resolved.device.memory_bytes is None:
         return None
     if resolved.weights is None:
         return resolved.device.memory_bytes

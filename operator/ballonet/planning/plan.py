@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ballonet.api.conditions import Finding, Reason, Status
@@ -11,9 +12,10 @@ from ballonet.api.status import (
     TopologyStatus,
     Verdict,
 )
-from ballonet.api.v1alpha1 import InferencePoolSpec, Queue
+from ballonet.api.v1alpha1 import ExpertParallel, InferencePoolSpec, KvCacheType, Queue
+from ballonet.catalog import Accelerator, Catalog
 from ballonet.engines import vllm
-from ballonet.engines.base import Gates
+from ballonet.engines.base import Gates, PlannedArguments, UserArguments
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan
 from ballonet.kv.units import Interval
@@ -45,7 +47,6 @@ from ballonet.planning.topology import (
     BlockSizes,
     EngineNeed,
     Judgement,
-    caches_prefixes,
     judge,
     pool_need,
     role_statuses,
@@ -67,6 +68,9 @@ class Plan:
         available_slots: sequences that surely fit at once.
         max_concurrent: sequences at the pool's ceiling that surely fit at once.
         gates: the limits for the engine; None when nothing can be started.
+        device: the device of a rank; None where the spec is not resolved.
+        device_memory: where the memory of a device goes by prediction, also where the KV memory is
+            given; None where it cannot be said.
     """
 
     name: str
@@ -77,6 +81,8 @@ class Plan:
     topology: TopologyStatus
     refused_arguments: tuple[str, ...] = ()
     source: Source | None = None
+    device: Accelerator | None = None
+    device_memory: MemoryPlan | None = None
     layout: CacheLayout | None = None
     memory: MemoryPlan | None = None
     predicted: PredictedBudget | None = None
@@ -104,6 +110,7 @@ def plan_pool(
     spec: InferencePoolSpec,
     config_text: str | None = None,
     *,
+    catalog: Catalog | None = None,
     with_remedies: bool = True,
 ) -> Plan:
     """Plan a pool.
@@ -113,15 +120,17 @@ def plan_pool(
         spec: what the user wants.
         config_text: content of the ConfigMap key that spec.model.config.configMapRef names; None
             when there is no reference or it could not be read.
+        catalog: devices and models that can be named; None for the built-in ones.
         with_remedies: whether to look for changes that would make it fit.
     """
-    plan = _plan(name, spec, config_text)
+    catalog = catalog or Catalog.builtin()
+    plan = _plan(name, spec, config_text, catalog)
     if not with_remedies or plan.verdict is Verdict.FITS or plan.need is None:
         return plan
     remedies = find_remedies(
         plan,
-        fits=lambda changed: _surely_fits(changed, config_text),
-        replan=lambda changed: _plan(name, changed, config_text),
+        fits=lambda changed: _surely_fits(changed, config_text, catalog),
+        replan=lambda changed: _plan(name, changed, config_text, catalog),
     )
     if not remedies:
         return plan
@@ -131,10 +140,11 @@ def plan_pool(
     return replace(plan, remedies=remedies, topology_fits=finding)
 
 
-def _plan(name: str, spec: InferencePoolSpec, config_text: str | None) -> Plan:
-    refused, unplanned = _arguments(spec)
+def _plan(name: str, spec: InferencePoolSpec, config_text: str | None, catalog: Catalog) -> Plan:
+    arguments = _arguments(spec)
+    refused = arguments.refused
     try:
-        resolved = resolve(spec, config_text)
+        resolved = resolve(spec, config_text, arguments.planned, catalog)
     except Unresolved as error:
         return _unresolved(name, spec, error.finding, refused)
     plan = Plan(
@@ -145,18 +155,19 @@ def _plan(name: str, spec: InferencePoolSpec, config_text: str | None) -> Plan:
         topology_fits=_UNKNOWN_TOPOLOGY,
         topology=TopologyStatus(),
         refused_arguments=refused,
+        device=resolved.device,
         layout=resolved.layout,
     )
-    capacity = _capacity(spec, resolved, unplanned)
+    capacity = _capacity(spec, resolved, arguments.unplanned)
     if isinstance(capacity, Finding):
         return _unplanned(plan, resolved, capacity)
     return _planned(plan, capacity)
 
 
-def _surely_fits(spec: InferencePoolSpec, config_text: str | None) -> bool:
+def _surely_fits(spec: InferencePoolSpec, config_text: str | None, catalog: Catalog) -> bool:
     """Return whether a plan of the spec would fit, without making the plan."""
     try:
-        resolved = resolve(spec, config_text)
+        resolved = resolve(spec, config_text, _arguments(spec).planned, catalog)
     except Unresolved:
         return False
     if resolved.layout is None:
@@ -171,16 +182,32 @@ _UNKNOWN_TOPOLOGY = Finding(
 )
 
 
-def _arguments(spec: InferencePoolSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what is refused and what is not planned for, a sentence each."""
+def _arguments(spec: InferencePoolSpec) -> UserArguments:
+    """Return what is refused, not planned for and planned for of what the user sets."""
     shape = template_shape_problem(spec)
     if shape is not None:
-        return (shape,), ()
+        return UserArguments(refused=(shape,))
     problems = template_problems(spec)
     if not vllm.is_known(spec.engine.version):
-        return tuple(problems), ()
+        return UserArguments(refused=tuple(problems))
     found = vllm.user_arguments(spec.engine.args, user_env(spec), spec.engine.version)
-    return (*problems, *found.refused), found.unplanned
+    refused = (*problems, *found.refused, *_fights(spec, found.planned))
+    return replace(found, refused=refused)
+
+
+def _fights(spec: InferencePoolSpec, arguments: PlannedArguments) -> Iterator[str]:
+    """Yield which arguments say something else than a field of the spec."""
+    kv_cache_type = spec.sequence.kv_cache_type
+    if arguments.kv_cache_type is not None and kv_cache_type is not KvCacheType.AUTO:
+        yield (
+            f"--kv-cache-dtype {arguments.kv_cache_type} fights with spec.sequence.kvCacheType "
+            f"{kv_cache_type}: leave one of them out"
+        )
+    if arguments.blocks is not None and spec.budget.kv_cache_memory_per_rank is not None:
+        yield (
+            f"--num-gpu-blocks-override {arguments.blocks} fights with "
+            "spec.budget.kvCacheMemoryPerRank: leave one of them out"
+        )
 
 
 def _resolved_text(spec: InferencePoolSpec, resolved: Resolved) -> str:
@@ -214,6 +241,16 @@ def _capacity(
             Reason.WEIGHTS_UNKNOWN,
             f"The size of the weights of {spec.model.name} is not known: give "
             "spec.model.weights.memory, or the KV memory in spec.budget.kvCacheMemoryPerRank.",
+        )
+    device = resolved.device
+    if given_bytes(spec) is None and device.memory_bytes is None:
+        return Finding(
+            Status.UNKNOWN,
+            Reason.MEMORY_UNKNOWN,
+            explain.bounded(
+                f"The memory of {device.name} is not known ({device.memory_unknown}): give the KV "
+                "memory in spec.budget.kvCacheMemoryPerRank."
+            ),
         )
     capacity = Capacity(spec, resolved, resolved.layout)
     if capacity.blocks(1) is None:
@@ -293,8 +330,7 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
     judged_slots = max(slots.limit, need.slots)
     judged_blocks = capacity.blocks(judged_slots) or blocks
     budget = budget_interval(judged_blocks, spec.budget.safety_percent)
-    given = given_bytes(spec) is not None
-    source = Source.GIVEN if given else Source.PREDICTED
+    source = Source.GIVEN if capacity.given_bytes is not None else Source.PREDICTED
     fatal = would_not_start(capacity, slots.limit)
     judgement = judge(need, budget, slots.limit)
     concurrent = max_concurrent(capacity.budget(slots.limit).low, need.blocks_per_sequence)
@@ -352,6 +388,7 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
         ),
         source=source,
         memory=memory,
+        device_memory=capacity.device_memory(slots.limit),
         predicted=PredictedBudget(
             kv_cache_low_bytes=max(0, memory.kv_cache_bytes.low),
             kv_cache_high_bytes=max(0, memory.kv_cache_bytes.high),
@@ -395,8 +432,9 @@ def _gates(spec: InferencePoolSpec, resolved: Resolved, limit: int) -> Gates:
     folder = f"/{claim.path}" if claim is not None and claim.path else ""
     queue_limit = None
     if spec.admission.queue is Queue.BOUNDED:
-        # It counts what runs and what waits.
-        queue_limit = limit + 2 * max(1, pool_need(spec, NO_SIZES).slots)
+        # It counts what runs and what waits in all engines of the pod.
+        slots = spec.parallelism.data * limit
+        queue_limit = slots + 2 * max(1, pool_need(spec, NO_SIZES).slots)
     device = resolved.device.device
     return Gates(
         model_path=spec.model.name if claim is None else MODEL_MOUNT + folder,
@@ -406,13 +444,16 @@ def _gates(spec: InferencePoolSpec, resolved: Resolved, limit: int) -> Gates:
         max_num_seqs=vllm.max_num_seqs(limit, spec.engine.version),
         max_batched_tokens=max_batched_tokens(spec, device, limit),
         kv_cache_type=spec.sequence.kv_cache_type,
-        prefix_caching=caches_prefixes(spec),
+        prefix_caching=resolved.prefix_caching,
         queue_limit=queue_limit,
         block_tokens=resolved.block_tokens,
         memory_percent=None if device == "cpu" else spec.accelerator.memory_percent,
         kv_cache_memory_bytes=given_bytes(spec),
         tensor=spec.parallelism.tensor,
         pipeline=spec.parallelism.pipeline,
+        data=spec.parallelism.data,
+        decode_context=spec.parallelism.decode_context,
+        expert_parallel=spec.parallelism.expert is ExpertParallel.ENABLED,
         revision=spec.model.revision if claim is None else None,
         device=device,
     )

@@ -11,6 +11,7 @@ from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.engines import vllm
 from ballonet.kv.memory import cpu_pod_bytes
 from ballonet.kv.units import GIB, MIB
+from ballonet.planning.batch import ranks_per_pod
 from ballonet.planning.capacity import given_bytes
 from ballonet.planning.resolve import Resolved
 
@@ -43,7 +44,7 @@ class PodNeeds:
 
 def pod_needs(spec: InferencePoolSpec, resolved: Resolved) -> PodNeeds:
     """Return what one pod of the pool asks of its node."""
-    ranks = spec.parallelism.tensor * spec.parallelism.pipeline
+    ranks = ranks_per_pod(spec)
     shm_bytes = SHM_BYTES_ALONE if ranks == 1 else ranks * SHM_BYTES_PER_RANK
     request: int | None
     limit: int | None

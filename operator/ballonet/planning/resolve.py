@@ -1,29 +1,35 @@
-"""From names in a spec to what they stand for: model, device, engine version."""
+"""From names in a spec to what they stand for: model, device, engine settings, cache layout."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.quantity import quantity_bytes
-from ballonet.api.v1alpha1 import InferencePoolSpec, KvCacheType, Queue
-from ballonet.catalog import (
-    Accelerator,
-    CatalogModel,
-    accelerator,
-    accelerator_names,
-    model,
-    similar_models,
-    suggest,
+from ballonet.api.v1alpha1 import (
+    ExpertParallel,
+    InferencePoolSpec,
+    KvCacheType,
+    PrefixCaching,
+    Queue,
 )
+from ballonet.catalog import Accelerator, Catalog, CatalogModel
 from ballonet.engines import vllm
-from ballonet.kv.geometry import (
-    InvalidModelConfig,
-    LayoutNotUnderstood,
-    ModelGeometry,
-    parse_config,
-)
+from ballonet.engines.base import PlannedArguments
+from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
+from ballonet.kv.geometry import ModelGeometry, parse_config
 from ballonet.kv.layout import CacheLayout, cache_layout, element_bytes
+from ballonet.kv.settings import (
+    CPU,
+    CUDA,
+    ROCM,
+    EngineRefuses,
+    EngineSettings,
+    Platform,
+)
+from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, ranks_per_pod
+from ballonet.planning.topology import NO_SIZES, pool_need, sharing_engines
 
 
 class Unresolved(Exception):  # noqa: N818 - an outcome, not a fault
@@ -53,24 +59,33 @@ class Resolved:
     """What a spec stands for.
 
     Attributes:
+        arguments: what the user's own arguments change.
         geometry: the model's geometry; None when its layout is not understood.
-        layout: cache layout of one rank; None with geometry.
+        layout: cache layout of one engine; None with geometry, and where ``problem`` says why.
         layout_problem: why the layout is not understood, and what the user can do.
         weights: size of the weights; None when unknown.
-        block_tokens: tokens a block; None leaves the engine its own.
+        block_tokens: tokens a block as they are written; None leaves the engine its own.
+        prefix_caching: as it is written; None leaves the engine its own.
         source: where the geometry comes from.
     """
 
     device: Accelerator
+    arguments: PlannedArguments
     geometry: ModelGeometry | None
     layout: CacheLayout | None
     layout_problem: str | None
     weights: Weights | None
     block_tokens: int | None
+    prefix_caching: bool | None
     source: str
 
 
-def resolve(spec: InferencePoolSpec, config_text: str | None) -> Resolved:
+def resolve(
+    spec: InferencePoolSpec,
+    config_text: str | None,
+    arguments: PlannedArguments,
+    catalog: Catalog,
+) -> Resolved:
     """Return what a spec stands for.
 
     Raises:
@@ -84,45 +99,52 @@ def resolve(spec: InferencePoolSpec, config_text: str | None) -> Resolved:
             f"spec.engine.version: {version} is not known: use a vLLM version from {vllm.OLDEST} "
             f"to {vllm.NEWEST}",
         )
-    device = _device(spec)
+    device = _device(spec, catalog)
     _check_engine_can(spec, device)
-    geometry, catalogued, problem, source = _geometry(spec, config_text)
+    found = _model(spec, config_text, catalog)
+    geometry, problem = found.geometry, found.problem
+    settings = _settings(spec, device, geometry, arguments)
     layout = None
-    block_tokens = spec.sequence.block_tokens
     if geometry is not None:
         _check_model_can(spec, geometry)
-        block_tokens = block_tokens or vllm.default_block_tokens(device.device)
         try:
-            layout = _layout(spec, geometry, block_tokens)
+            if arguments.speculation is not None:
+                raise LayoutNotUnderstood(
+                    "--speculative-config", f"{arguments.speculation.method} is not planned for"
+                )
+            layout = _layout(geometry, settings)
+        except EngineRefuses as error:
+            raise Unresolved(Reason.UNSUPPORTED_BY_ENGINE, str(error)) from None
         except LayoutNotUnderstood as error:
             problem = str(error)
     return Resolved(
         device=device,
+        arguments=arguments,
         geometry=geometry,
         layout=layout,
         layout_problem=problem,
-        weights=_weights(spec, geometry, catalogued),
-        block_tokens=block_tokens,
-        source=source,
+        weights=_weights(spec, geometry, found.entry, arguments),
+        block_tokens=settings.block_tokens,
+        prefix_caching=settings.prefix_caching,
+        source=found.source,
     )
 
 
-def _device(spec: InferencePoolSpec) -> Accelerator:
+def _device(spec: InferencePoolSpec, catalog: Catalog) -> Accelerator:
     name = spec.accelerator.type
-    device = accelerator(name)
+    device = catalog.accelerator(name)
     if device is None:
+        close = catalog.similar_accelerators(name)
+        instead = (
+            f"did you mean {' or '.join(close)}?"
+            if close
+            else "ballonet catalog gpus lists what is"
+        )
         raise Unresolved(
             Reason.UNKNOWN_ACCELERATOR,
-            f"spec.accelerator.type: {name} is not in the catalog: {_instead(name)}",
+            f"spec.accelerator.type: {name} is not in the catalog: {instead}",
         )
     return device
-
-
-def _instead(device: str) -> str:
-    close = suggest(device, accelerator_names())
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"use one of {', '.join(accelerator_names())}"
 
 
 def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
@@ -143,54 +165,65 @@ def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
             f"spec.admission.queue: Bounded needs vLLM 0.29 or later and spec.engine.version is "
             f"{version}: use Unbounded"
         )
-    ranks = spec.parallelism.tensor * spec.parallelism.pipeline
+    ranks = ranks_per_pod(spec)
     if device.max_per_node is not None and ranks > device.max_per_node:
         problems.append(
             f"spec.parallelism: tensor {spec.parallelism.tensor} x pipeline "
-            f"{spec.parallelism.pipeline} = {ranks} devices a pod, and a node with {device.name} "
-            f"has at most {device.max_per_node}: lower one of them"
+            f"{spec.parallelism.pipeline} x data {spec.parallelism.data} = {ranks} devices a pod, "
+            f"and a node with {device.name} has at most {device.max_per_node}: lower one of them"
         )
     if problems:
         raise Unresolved(Reason.UNSUPPORTED_BY_ENGINE, "; ".join(problems))
 
 
-def _geometry(
-    spec: InferencePoolSpec, config_text: str | None
-) -> tuple[ModelGeometry | None, CatalogModel | None, str | None, str]:
-    """Return geometry, catalog entry, layout problem and source; the config goes first."""
-    name = spec.model.name
-    catalogued = model(name)
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """A named model: its catalog entry and its geometry, or why that is not understood."""
+
+    entry: CatalogModel | None
+    source: str
+    geometry: ModelGeometry | None = None
+    problem: str | None = None
+
+
+def _model(spec: InferencePoolSpec, config_text: str | None, catalog: Catalog) -> _Model:
+    """Return the model; a config that is given goes before the catalog's."""
+    entry = catalog.model(spec.model.name)
     config = spec.model.config
     if config is None:
-        if catalogued is None:
-            close = similar_models(name)
-            raise Unresolved(
-                Reason.UNKNOWN_MODEL,
-                f"spec.model.name: {name} is not in the catalog"
-                + (f": did you mean {' or '.join(close)}? If not, give " if close else ": give ")
-                + "the text of its config.json in spec.model.config (inline or configMapRef). A "
-                "model whose cache layout is not planned for is then Unknown, and is started.",
-            )
-        return catalogued.geometry, catalogued, None, "catalog"
-    if config.config_map_ref is not None:
-        where = "spec.model.config.configMapRef"
-        ref = config.config_map_ref
+        if entry is None:
+            raise _unknown_model(spec.model.name, catalog.similar_models(spec.model.name))
+        where, source, text = f"spec.model.name: {entry.name}", "catalog", None
+    elif config.config_map_ref is not None:
+        where, ref = "spec.model.config.configMapRef", config.config_map_ref
         if config_text is None:
             raise Unresolved(
                 Reason.CONFIG_NOT_FOUND,
                 f"{where}: ConfigMap {ref.name} with key {ref.key} was not found: create it",
             )
-        source = f"ConfigMap {ref.name}, key {ref.key}"
+        source, text = f"ConfigMap {ref.name}, key {ref.key}", config_text
     else:
-        where = "spec.model.config.inline"
-        config_text = config.inline or ""
-        source = where
+        where = source = "spec.model.config.inline"
+        text = config.inline or ""
     try:
-        return parse_config(config_text), catalogued, None, source
+        if text is not None:
+            return _Model(entry, source, parse_config(text))
+        assert entry is not None
+        return _Model(entry, source, entry.geometry)
     except InvalidModelConfig as error:
         raise Unresolved(Reason.INVALID_MODEL_CONFIG, f"{where}: {error}") from None
     except LayoutNotUnderstood as error:
-        return None, catalogued, f"{where}: {error}", source
+        return _Model(entry, source, problem=f"{where}: {error}")
+
+
+def _unknown_model(name: str, close: list[str]) -> Unresolved:
+    return Unresolved(
+        Reason.UNKNOWN_MODEL,
+        f"spec.model.name: {name} is not in the catalog"
+        + (f": did you mean {' or '.join(close)}? If not, give " if close else ": give ")
+        + "the text of its config.json in spec.model.config (inline or configMapRef). A model "
+        "whose cache layout is not planned for is then Unknown, and is started.",
+    )
 
 
 def _check_model_can(spec: InferencePoolSpec, geometry: ModelGeometry) -> None:
@@ -198,32 +231,97 @@ def _check_model_can(spec: InferencePoolSpec, geometry: ModelGeometry) -> None:
     if longest is not None and spec.sequence.max_tokens > longest:
         raise Unresolved(
             Reason.UNSUPPORTED_BY_ENGINE,
-            f"spec.sequence.maxTokens: {spec.sequence.max_tokens} is above the {longest} tokens "
-            f"that the model's config.json allows, and the engine would not start: give at most "
-            f"{longest}",
+            f"spec.sequence.maxTokens: {spec.sequence.max_tokens:,} is above the {longest:,} "
+            "tokens that the model's config.json allows, and the engine would not start: give at "
+            f"most {longest}",
         )
 
 
-def _layout(spec: InferencePoolSpec, geometry: ModelGeometry, block_tokens: int) -> CacheLayout:
+# The engine's words for spec.sequence.kvCacheType.
+_KV_CACHE_TYPES: Final = {
+    KvCacheType.AUTO: "auto",
+    KvCacheType.BF16: "bfloat16",
+    KvCacheType.FP8: "fp8",
+}
+_PREFIX_CACHING: Final = {PrefixCaching.ENABLED: True, PrefixCaching.DISABLED: False}
+
+
+def _platform(device: Accelerator) -> Platform:
+    if device.device == "cpu":
+        return CPU
+    return ROCM if device.vendor == "amd" else CUDA
+
+
+def _settings(
+    spec: InferencePoolSpec,
+    device: Accelerator,
+    geometry: ModelGeometry | None,
+    arguments: PlannedArguments,
+) -> EngineSettings:
+    """Return what is written to the engine and decides its layout, but for speculation.
+
+    Where every layer keeps keys and values, block and prefix caching are written, so that plan and
+    engine agree whichever kernels are chosen. Latents and states leave them to the engine: their
+    kernels and pages decide.
+    """
+    sequence, parallelism = spec.sequence, spec.parallelism
+    plain = geometry is not None
+    # One layout serves every number of sequences that is tried: up to the tokens of a step, which
+    # only more required slots than that raise, it is the same, and beyond no larger.
+    slots = max(MAX_SLOTS, pool_need(spec, NO_SIZES).shared_among(sharing_engines(spec)).slots)
+    version = vllm.parse_version(spec.engine.version)
+    return EngineSettings(
+        version=(version.major, version.minor, version.patch),
+        platform=_platform(device),
+        max_model_tokens=sequence.max_tokens,
+        max_batched_tokens=max_batched_tokens(spec, device.device, slots),
+        tensor=parallelism.tensor,
+        pipeline=parallelism.pipeline,
+        decode_context=parallelism.decode_context,
+        data=parallelism.data,
+        expert_parallel=parallelism.expert is ExpertParallel.ENABLED,
+        block_tokens=sequence.block_tokens
+        or (vllm.default_block_tokens(device.device) if plain else None),
+        kv_cache_type=arguments.kv_cache_type or _KV_CACHE_TYPES[sequence.kv_cache_type],
+        prefix_caching=_PREFIX_CACHING.get(sequence.prefix_caching, True if plain else None),
+        hybrid_manager=arguments.hybrid_manager,
+        state_cache_type=arguments.state_cache_type,
+        state_ssm_cache_type=arguments.state_ssm_cache_type,
+        state_cache_mode=arguments.state_cache_mode,
+        state_block_tokens=arguments.state_block_tokens,
+    )
+
+
+def _layout(geometry: ModelGeometry, settings: EngineSettings) -> CacheLayout:
+    kinds = {word: kind for kind, word in _KV_CACHE_TYPES.items()}
+    if settings.kv_cache_type not in kinds:
+        raise LayoutNotUnderstood(
+            "--kv-cache-dtype", f"{settings.kv_cache_type} is not planned for"
+        )
     try:
         return cache_layout(
             geometry,
-            block_tokens=block_tokens,
-            kv_element_bytes=element_bytes(geometry, spec.sequence.kv_cache_type),
-            tensor=spec.parallelism.tensor,
-            pipeline=spec.parallelism.pipeline,
+            block_tokens=settings.block_tokens or 16,
+            kv_element_bytes=element_bytes(geometry, kinds[settings.kv_cache_type]),
+            tensor=settings.tensor,
+            pipeline=settings.pipeline,
         )
     except InvalidModelConfig as error:
-        raise Unresolved(Reason.UNSUPPORTED_BY_ENGINE, f"spec.parallelism: {error}") from None
+        raise EngineRefuses("spec.parallelism", settings.tensor, str(error)) from None
 
 
 def _weights(
-    spec: InferencePoolSpec, geometry: ModelGeometry | None, catalogued: CatalogModel | None
+    spec: InferencePoolSpec,
+    geometry: ModelGeometry | None,
+    entry: CatalogModel | None,
+    arguments: PlannedArguments,
 ) -> Weights | None:
     if spec.model.weights is not None:
         return Weights(quantity_bytes(spec.model.weights.memory), "given")
-    if catalogued is not None:
-        return Weights(catalogued.weights_bytes, f"catalog: {catalogued.weights_source}")
+    if arguments.quantization not in (None, None if geometry is None else geometry.quantization):
+        return None  # what quantizing at loading makes of the weights is not known
+    if entry is not None and entry.weights_bytes is not None:
+        return Weights(entry.weights_bytes, f"catalog: {entry.weights_source}")
     if geometry is None or geometry.weights_bytes is None:
         return None
     return Weights(geometry.weights_bytes, "computed from the shape, 16 bits a parameter")
