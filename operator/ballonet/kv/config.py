@@ -43,12 +43,15 @@ class LayoutNotUnderstood(ValueError):  # noqa: N818 - no error of the user
 class Config:
     """One JSON object of a config.json, read field by field.
 
-    Where several names are given for a figure, the first that is present and not null counts.
+    Where several names are given for a figure, the first that is present and not null counts. Lists
+    with ``count`` have an entry a layer: a shorter one is refused, and of a longer one the rest
+    (that of draft layers) is left out.
     Every method raises InvalidModelConfig, at the field, for a value of another kind or out of
     bounds.
 
     Attributes:
         fields: the object as it stands.
+        path: names of the objects around it, each with a dot behind.
         outer: the object that holds this one; itself at the top.
     """
 
@@ -56,16 +59,24 @@ class Config:
         self, fields: Mapping[str, Any], path: str = "", outer: Config | None = None
     ) -> None:
         self.fields = fields
-        self._path = path
+        self.path = path
         self.outer = outer or self
 
     def name(self, key: str) -> str:
         """Return the field's name with the path of the objects around it."""
-        return f"{self._path}{key}"
+        return f"{self.path}{key}"
 
     def has(self, key: str) -> bool:
         """Return whether the field holds anything but null, false, 0 or empty."""
         return bool(self.fields.get(key))
+
+    def with_defaults(self, fields: Mapping[str, Any]) -> Config:
+        """Return this object with what its fields mean where they are missing."""
+        return Config({**fields, **self.fields}, self.path, self.outer)
+
+    def with_fields(self, fields: Mapping[str, Any]) -> Config:
+        """Return this object with further fields, which go before its own."""
+        return Config({**self.fields, **fields}, self.path, self.outer)
 
     def number(
         self, *keys: str, least: int = 1, most: int = MAX_SIZE, default: int | None = None
@@ -91,6 +102,13 @@ class Config:
             return self._whole(key, value, least, most)
         return None
 
+    def widest(self, *keys: str) -> int | None:
+        """Return a whole number, or the largest of a list with one for each layer."""
+        for key in keys:
+            if isinstance(self.fields.get(key), list):
+                return max(self.numbers(key) or (0,)) or None
+        return self.optional(*keys, least=0) or None
+
     def flag(self, *keys: str, default: bool = False) -> bool:
         """Return a switch."""
         for key in keys:
@@ -111,7 +129,7 @@ class Config:
         return None
 
     def words(self, *keys: str, count: int | None = None) -> tuple[str, ...] | None:
-        """Return a list of words, one for each of ``count`` layers; None where missing or empty."""
+        """Return a list of words; None where it is missing or empty."""
         found = self._list(keys, count)
         if found is None:
             return None
@@ -120,6 +138,19 @@ class Config:
             if not isinstance(value, str):
                 raise InvalidModelConfig(self.name(key), value, "must be a list of words")
         return cast(tuple[str, ...], values)
+
+    def kinds(self, *keys: str, count: int | None = None) -> tuple[str | int, ...] | None:
+        """Return a list of words or whole numbers; None where it is missing or empty."""
+        found = self._list(keys, count)
+        if found is None:
+            return None
+        key, values = found
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, str | int):
+                raise InvalidModelConfig(
+                    self.name(key), value, "must be a list of words or of whole numbers"
+                )
+        return values
 
     def numbers(
         self, *keys: str, count: int | None = None, least: int = 0, most: int = MAX_SIZE
@@ -160,24 +191,26 @@ class Config:
                 continue
             if not isinstance(values, list):
                 raise InvalidModelConfig(self.name(key), values, "must be a list")
-            if count is not None and len(values) != count:
+            if count is not None and len(values) < count:
                 raise InvalidModelConfig(
                     self.name(key),
-                    f"{len(values)} entries",
+                    f"{len(values):,} entries",
                     f"must have one entry for each of {count} layers",
                 )
             if len(values) > MAX_LAYERS:
                 raise InvalidModelConfig(
-                    self.name(key), f"{len(values)} entries", f"must have at most {MAX_LAYERS}"
+                    self.name(key),
+                    f"{len(values):,} entries",
+                    f"must have at most {MAX_LAYERS:,}",
                 )
-            return key, tuple(values)
+            return key, tuple(values[:count])
         return None
 
     def _whole(self, key: str, value: object, least: int, most: int) -> int:
-        # Some configs write 4096.0; bool is an int to Python, but no number to anybody else.
+        # bool is an int to Python, but no number to anybody else.
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise InvalidModelConfig(
-                self.name(key), value, f"must be a whole number from {least} to {most}"
+                self.name(key), value, f"must be a whole number from {least:,} to {most:,}"
             )
         return value
 

@@ -7,6 +7,7 @@ or a state, none where it keeps nothing or uses another layer's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
 
@@ -19,6 +20,9 @@ class Attention:
         head_dim, value_dim: elements of a key and of a value.
         window_tokens: the layer sees this many tokens back; None for all.
         chunk_tokens: the layer sees its chunk of this many tokens; None for all.
+        indexed: whether a key index chooses the tokens that are attended to.
+        window_excludes_self: whether the window counts the tokens before a token only.
+        native: kept in the model's own number format whatever that of the cache is.
     """
 
     kv_heads: int
@@ -26,6 +30,9 @@ class Attention:
     value_dim: int
     window_tokens: int | None = None
     chunk_tokens: int | None = None
+    indexed: bool = False
+    window_excludes_self: bool = False
+    native: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +42,29 @@ class Latent:
     Attributes:
         rank: elements of the compressed keys and values (kv_lora_rank).
         rope_dim: elements of the key that carries the position.
-        sparse: whether an index chooses the tokens that are attended to.
+        indexed: whether a key index chooses the tokens that are attended to.
     """
 
     rank: int
     rope_dim: int
-    sparse: bool = False
+    indexed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PooledLatent:
+    """A vector for several tokens, or for each of the last ones (DeepSeek-V4); never divided.
+
+    Attributes:
+        dim: elements of the vector, those that carry the position among them.
+        rope_dim: elements that carry the position.
+        pooled_tokens: tokens that one vector stands for.
+        window_tokens: the layer sees this many tokens back; None for all.
+    """
+
+    dim: int
+    rope_dim: int
+    pooled_tokens: int = 1
+    window_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +74,27 @@ class KeyIndex:
     Attributes:
         dim: elements of a key.
         quantized: kept as 8-bit numbers with a scale for each 128, else in the model's format.
+        pooled_tokens: tokens that one key stands for.
     """
 
     dim: int
-    quantized: bool
+    quantized: bool = True
+    pooled_tokens: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Compressor:
+    """The tokens that are not yet pooled, with their scores, as 32-bit numbers (DeepSeek-V4).
+
+    Attributes:
+        dim: elements of one token.
+        pooled_tokens: tokens that are pooled into one.
+        window_tokens: tokens that have to be kept.
+    """
+
+    dim: int
+    pooled_tokens: int
+    window_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +105,48 @@ class CrossAttention:
     head_dim: int
 
 
+class Mechanism(StrEnum):
+    """What a layer with a state computes; the engine keeps the states of each apart."""
+
+    MAMBA1 = "mamba1"
+    MAMBA2 = "mamba2"
+    SHORT_CONVOLUTION = "short_conv"
+    LINEAR = "linear_attention"
+    GATED_DELTA = "gdn_attention"
+    KIMI_DELTA = "kda_attention"
+
+
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state of constant size for each sequence (linear attention, SSM, short convolution)."""
+    """A state of constant size for each sequence (linear attention, SSM, short convolution).
+
+    It has two parts, and one may be missing: the last inputs of a causal convolution, and a
+    recurrent matrix.
+
+    Attributes:
+        mechanism: what computes it.
+        recurrent: shape of the matrix over all ranks; the first dimension (heads or channels) is
+            divided over tensor ranks. Empty without one.
+        recurrent_element: number format that the model declares for the matrix; None for that of
+            the convolution.
+        kernel: inputs that one output of the convolution sees; 0 without one.
+        channels: channels of the convolution that are divided over tensor ranks.
+        groups, group_channels: groups of heads that share further channels, and how many of them
+            a group has. Where ranks outnumber groups, each rank holds one group of its own.
+        chunk_tokens: tokens that the prefill kernel takes in one piece.
+    """
+
+    mechanism: Mechanism
+    recurrent: tuple[int, ...] = ()
+    recurrent_element: str | None = None
+    kernel: int = 0
+    channels: int = 0
+    groups: int = 0
+    group_channels: int = 0
+    chunk_tokens: int = 2048
 
 
-Cache: TypeAlias = Attention | Latent | KeyIndex | CrossAttention | State
+Cache: TypeAlias = (
+    Attention | Latent | PooledLatent | KeyIndex | Compressor | CrossAttention | State
+)
 Layer: TypeAlias = tuple[Cache, ...]

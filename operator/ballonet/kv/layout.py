@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ballonet.api.v1alpha1 import KvCacheType
-from ballonet.kv.geometry import InvalidModelConfig, LayoutNotUnderstood, ModelGeometry
+from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
+from ballonet.kv.geometry import ModelGeometry
 from ballonet.kv.units import ceil_div
 
 

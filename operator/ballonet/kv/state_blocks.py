@@ -1,0 +1,317 @@
+"""How states and attention come to pages of one size, and what a sequence holds of states.
+
+All layers draw pages from one pool, so a model with states gets attention blocks so long that a
+block is at least as large as a state, and states are padded to that page. Source:
+``_align_hybrid_block_size`` in platforms/interface.py (0.20 and later), ``models/config.py``
+(before), ``MambaSpec`` in v1/kv_cache_interface.py and model_executor/layers/mamba (0.10.2 to
+0.33.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import lcm, prod
+from typing import Final
+
+from ballonet.kv.layers import Attention, Cache, Latent, Mechanism, State
+from ballonet.kv.settings import Device, EngineRefuses, EngineSettings, Version
+from ballonet.kv.specs import ELEMENT_BYTES, CacheKind, CacheSpec
+from ballonet.kv.units import ceil_div, round_up
+
+NONE: Final = "none"
+"""Mode without prefix caching: a sequence has one state a layer."""
+ALIGN: Final = "align"
+"""Prefix caching keeps the states at ends of blocks; a sequence holds the last two."""
+ALL: Final = "all"
+"""Prefix caching keeps a state for every block of tokens."""
+
+# Prefix caching of models with states: possible; in two modes; on, and in mode align, by default;
+# in no other mode.
+_CACHING: Final = (0, 11, 1)
+_MODES: Final = (0, 15, 0)
+_CACHING_BY_DEFAULT: Final = (0, 28, 0)
+_ALIGN_ONLY: Final = (0, 32, 0)
+# Versions whose default mode depends on whether tokens are drafted.
+_ALIGN_WITH_DRAFTS: Final = ((0, 20, 0), (0, 22, 0))
+# Before it, drafts work with gated delta nets only, and not in mode align.
+_DRAFTS: Final = (0, 17, 0)
+# From here, blocks are multiples of the given block; before, of 16 tokens on any device.
+_MULTIPLE_OF_BLOCK: Final = (0, 20, 0)
+# Kernels of latent attention beside states take blocks of this multiple.
+_LATENT_MULTIPLES: Final[tuple[tuple[Version, int], ...]] = (((0, 27, 0), 128), ((0, 0, 0), 64))
+_ALWAYS: Final = (0, 0, 0)
+_NEVER: Final = (1_000_000, 0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rules:
+    """Since which versions something holds for the states of one mechanism.
+
+    Attributes:
+        keeps_all: whether the layers can keep a state for every block.
+        window_grows: the window of the convolution grows by the drafted tokens.
+        type_asked: the number format of the matrix that the user asks for counts.
+        type_declared: the one that the model declares counts.
+        checkpoints: a prefill writes a checkpoint into a block of its own.
+        checkpoint_tokens: blocks are a multiple of this where it does.
+    """
+
+    keeps_all: bool = False
+    window_grows: Version = _NEVER
+    type_asked: Version = _NEVER
+    type_declared: Version = _NEVER
+    checkpoints: Version = _NEVER
+    checkpoint_tokens: int = 1
+
+
+_RULES: Final[dict[Mechanism, _Rules]] = {
+    Mechanism.MAMBA1: _Rules(keeps_all=True, type_asked=_ALWAYS),
+    Mechanism.MAMBA2: _Rules(
+        keeps_all=True,
+        window_grows=(0, 17, 0),
+        type_asked=_ALWAYS,
+        type_declared=(0, 13, 0),
+        checkpoints=(0, 32, 0),
+    ),
+    # Checkpoints with FlashInfer's kernel only (Hopper and Blackwell); for other CUDA devices this
+    # asks for a block a group too many.
+    Mechanism.GATED_DELTA: _Rules(
+        window_grows=_ALWAYS,
+        type_asked=(0, 17, 0),
+        type_declared=(0, 17, 0),
+        checkpoints=(0, 33, 0),
+        checkpoint_tokens=64,
+    ),
+    Mechanism.KIMI_DELTA: _Rules(
+        window_grows=(0, 27, 0), type_asked=(0, 30, 0), type_declared=_ALWAYS
+    ),
+    Mechanism.LINEAR: _Rules(),
+    Mechanism.SHORT_CONVOLUTION: _Rules(window_grows=(0, 29, 0)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StateBlocks:
+    """Blocks of a model that has states.
+
+    Attributes:
+        mode: what prefix caching keeps of states.
+        block_tokens: tokens of a block of attention.
+        state_block_tokens: tokens from one kept state to the next.
+        padded_page_bytes: size that states are padded to; None where they have it already.
+    """
+
+    mode: str
+    block_tokens: int
+    state_block_tokens: int
+    padded_page_bytes: int | None
+
+
+def cache_mode(states: Sequence[State], settings: EngineSettings, *, hybrid: bool) -> str:
+    """Return what prefix caching keeps of the states: NONE (it is off), ALIGN or ALL.
+
+    Args:
+        hybrid: whether the model has attention too; prefix caching is never on by default
+            without.
+    """
+    version = settings.version
+    caching = settings.prefix_caching
+    if caching is None:
+        caching = hybrid and version >= _CACHING_BY_DEFAULT
+    if not caching or version < _CACHING:
+        return NONE
+    keeps_all = all(_RULES[state.mechanism].keeps_all for state in states)
+    if version < _MODES:
+        return ALL if keeps_all else NONE
+    if not keeps_all or version >= _ALIGN_ONLY:
+        return ALIGN
+    if settings.state_cache_mode in (ALIGN, ALL):
+        return settings.state_cache_mode
+    first, end = _ALIGN_WITH_DRAFTS
+    drafts = settings.speculation is not None and first <= version < end
+    return ALIGN if drafts or version >= _CACHING_BY_DEFAULT else ALL
+
+
+def align(
+    states: Sequence[State],
+    attention: Sequence[Attention | Latent],
+    settings: EngineSettings,
+    *,
+    block_tokens: int,
+    bytes_of: Callable[[Cache, int], int],
+    element: str,
+) -> StateBlocks:
+    """Return blocks in which a page of attention has room for a state.
+
+    Args:
+        attention: the layers with attention; empty for a model of states alone, whose pages need
+            no padding.
+        block_tokens: tokens of a block as the user or else the platform wants them; a minimum.
+        bytes_of: bytes that a layer keeps on a rank for so many tokens.
+        element: number format that the model runs in.
+
+    Raises:
+        EngineRefuses: the engine would not start with these settings.
+    """
+    mode = cache_mode(states, settings, hybrid=bool(attention))
+    _check(states, settings, mode)
+    if not attention:
+        unpadded = settings.max_model_tokens if mode == NONE else block_tokens
+        return StateBlocks(mode, block_tokens, settings.state_block_tokens or unpadded, None)
+    state_bytes = max(_state_bytes(state, settings, element) for state in states)
+    # Layers that differ get blocks in which a whole number of each one's tokens fills the page.
+    token_bytes = lcm(*(bytes_of(layer, 1) for layer in attention))
+    multiple = _block_multiple(states, attention, settings, block_tokens, mode)
+    block = max(block_tokens, round_up(ceil_div(state_bytes, token_bytes), multiple))
+    platform = settings.platform
+    if platform.latent_block_forced and _is_latent(attention) and block != block_tokens:
+        raise EngineRefuses(
+            "spec.accelerator.type",
+            platform.name,
+            f"the latent attention of this platform takes blocks of {block_tokens:,} tokens, and "
+            f"the model's states need {block:,}; use a GPU",
+        )
+    page_bytes = block * token_bytes
+    return StateBlocks(
+        mode=mode,
+        block_tokens=block,
+        state_block_tokens=settings.max_model_tokens if mode == NONE else block,
+        padded_page_bytes=None if page_bytes == state_bytes else page_bytes,
+    )
+
+
+def state_spec(
+    state: State, settings: EngineSettings, blocks: StateBlocks, element: str
+) -> CacheSpec:
+    """Return what one layer with a state keeps on one rank.
+
+    Args:
+        element: number format that the model runs in.
+
+    Raises:
+        EngineRefuses: the state cannot be divided over the tensor ranks.
+    """
+    shapes, elements = _parts(state, settings, element)
+    return CacheSpec(
+        kind=CacheKind.STATE,
+        block_tokens=blocks.state_block_tokens,
+        padded_page_bytes=blocks.padded_page_bytes,
+        variant=state.mechanism,
+        state_shapes=shapes,
+        state_elements=elements,
+        state_mode=blocks.mode,
+        speculative_blocks=_drafted_tokens(settings),
+        checkpoint_blocks=int(_writes_checkpoints(state, settings)),
+    )
+
+
+def _check(states: Sequence[State], settings: EngineSettings, mode: str) -> None:
+    if settings.state_block_tokens not in (None, settings.max_model_tokens) and mode == NONE:
+        raise EngineRefuses(
+            "spec.engine.args",
+            f"--mamba-block-size={settings.state_block_tokens}",
+            "the engine takes it with prefix caching only",
+        )
+    if settings.speculation is None or settings.version >= _DRAFTS:
+        return
+    if mode == ALIGN or any(state.mechanism is not Mechanism.GATED_DELTA for state in states):
+        raise EngineRefuses(
+            "spec.engine.args",
+            f"--speculative-config ({settings.speculation.method})",
+            "this version cannot draft tokens for a model with states; 0.17.0 and later can",
+        )
+
+
+def _block_multiple(
+    states: Sequence[State],
+    attention: Sequence[Attention | Latent],
+    settings: EngineSettings,
+    block_tokens: int,
+    mode: str,
+) -> int:
+    """Return the tokens that an attention block is a multiple of."""
+    version, platform = settings.version, settings.platform
+    latent = _is_latent(attention)
+    multiple = 16
+    if version >= _MULTIPLE_OF_BLOCK:
+        kernel = platform.latent_block_tokens if latent else platform.attention_multiple
+        multiple = max(kernel, block_tokens)
+    if latent:
+        least = next(tokens for since, tokens in _LATENT_MULTIPLES if version >= since)
+        multiple = max(multiple, least)
+    if mode == ALL:
+        return lcm(multiple, settings.state_block_tokens or states[0].chunk_tokens)
+    if mode == ALIGN:
+        writers = [state for state in states if _writes_checkpoints(state, settings)]
+        return lcm(multiple, *(_RULES[state.mechanism].checkpoint_tokens for state in writers))
+    return multiple
+
+
+def _is_latent(attention: Sequence[Attention | Latent]) -> bool:
+    return any(isinstance(layer, Latent) for layer in attention)
+
+
+def _writes_checkpoints(state: State, settings: EngineSettings) -> bool:
+    by_kernel = state.mechanism is Mechanism.GATED_DELTA
+    if by_kernel and settings.platform.device is not Device.CUDA:
+        return False
+    return settings.version >= _RULES[state.mechanism].checkpoints
+
+
+def _drafted_tokens(settings: EngineSettings) -> int:
+    return 0 if settings.speculation is None else settings.speculation.tokens
+
+
+def _state_bytes(state: State, settings: EngineSettings, element: str) -> int:
+    shapes, elements = _parts(state, settings, element)
+    return sum(
+        prod(shape) * ELEMENT_BYTES[kind] for shape, kind in zip(shapes, elements, strict=True)
+    )
+
+
+def _parts(
+    state: State, settings: EngineSettings, element: str
+) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """Return shapes and number formats of the state's parts on one rank."""
+    if settings.state_cache_type != "auto":
+        element = settings.state_cache_type
+    shapes: list[tuple[int, ...]] = []
+    elements: list[str] = []
+    if state.kernel:
+        grows = settings.version >= _RULES[state.mechanism].window_grows
+        window = state.kernel - 1 + (_drafted_tokens(settings) if grows else 0)
+        channels = _share(state.channels, "channels of the states' convolution", settings)
+        shapes.append((window, channels + _group_channels(state, settings)))
+        elements.append(element)
+    if state.recurrent:
+        heads, *rest = state.recurrent
+        shapes.append((_share(heads, "heads of the states", settings), *rest))
+        elements.append(_matrix_element(state, settings, element))
+    return tuple(shapes), tuple(elements)
+
+
+def _matrix_element(state: State, settings: EngineSettings, element: str) -> str:
+    rules, asked = _RULES[state.mechanism], settings.state_ssm_cache_type
+    if asked != "auto" and settings.version >= rules.type_asked:
+        return asked
+    if state.recurrent_element is not None and settings.version >= rules.type_declared:
+        return state.recurrent_element
+    return element
+
+
+def _group_channels(state: State, settings: EngineSettings) -> int:
+    """Return the channels of groups on one rank; a single group is on every rank."""
+    if state.groups == 1:
+        return state.group_channels
+    return _share(state.groups, "groups of the states' heads", settings) * state.group_channels
+
+
+def _share(count: int, what: str, settings: EngineSettings) -> int:
+    if count % settings.tensor:
+        raise EngineRefuses(
+            "spec.parallelism.tensor",
+            settings.tensor,
+            f"{count:,} {what} cannot be divided by {settings.tensor:,} tensor ranks",
+        )
+    return count // settings.tensor
