@@ -159,6 +159,8 @@ UNFIT["topologies"] = [
     {"name": "research", "roles": [{"name": "planner"}, {"name": "worker", "count": 5}]}
 ]
 ROLE = "topologies[0].roles[1]"
+LETS_GO = copy.deepcopy(TINY)
+LETS_GO["topologies"][0]["roles"][1]["holdsSlotWhileWaiting"] = "Never"
 
 EFFECTS = [
     Effect("replicas", (1, 3), lambda s: s.deployment["spec"]["replicas"], (1, 3)),
@@ -338,6 +340,20 @@ EFFECTS = [
         (["a", "a"], ["b", "b"]),
     ),
     Effect("topologies[0].concurrentRuns", (1, 2), Seen.need, ((6, 8), (12, 15))),
+    Effect(
+        "topologies[0].placement",
+        ("Sticky", "Spread"),
+        Seen.need,
+        ((6, 8), (3, 5)),
+        {**TINY, "replicas": 2},
+    ),
+    Effect(
+        f"{ROLE}.startsWith",
+        (None, "planner"),
+        Seen.need,
+        ((5, 6), (6, 8)),
+        LETS_GO,
+    ),
     Effect(
         f"{ROLE}.name",
         ("worker", "reader"),

@@ -52,6 +52,30 @@ def test_roles_that_let_go_are_held_one_after_the_other() -> None:
     assert found.slots == 4
 
 
+@pytest.mark.parametrize(
+    ("links", "slots"),
+    [
+        # planner 3 + worker 2, critic 4 and reader 3 are held one after the other.
+        ({}, 5),
+        ({"critic": "worker"}, 3 + 2 + 4),
+        ({"planner": "critic"}, 3 + 2 + 4),
+        ({"critic": "reader"}, 4 + 3),
+        ({"critic": "reader", "reader": "worker"}, 3 + 2 + 4 + 3),
+    ],
+)
+def test_roles_that_start_together_are_held_together(links: dict[str, str], slots: int) -> None:
+    roles = [
+        role("planner", 3),
+        role("worker", 2),
+        role("critic", 4, holdsSlotWhileWaiting="Never"),
+        role("reader", 3, holdsSlotWhileWaiting="Never"),
+    ]
+    for one in roles:
+        if one["name"] in links:
+            one["startsWith"] = links[one["name"]]
+    assert need(topology(*roles)).slots == slots
+
+
 def test_most_slots_and_most_blocks_may_be_of_different_phases() -> None:
     planner = role("planner", 1, holdsSlotWhileWaiting="Never")
     found = need(topology(planner, role("worker", 3, maxTokens=64)))
@@ -89,6 +113,49 @@ def test_engines_share_runs_rounded_up_and_never_slots() -> None:
     whole = need(topology(role("planner"), role("worker", 5), runs=5), reservedSlots=1)
     assert whole.shared_among(2).slots == 1 + 3 * 6
     assert whole.shared_among(5).slots == whole.shared_among(9).slots == 1 + 6
+
+
+def spread(*roles: dict[str, object], **fields: object) -> dict[str, object]:
+    return {**topology(*roles, **fields), "placement": "Spread"}
+
+
+def test_spread_sequences_are_divided_among_engines_and_any_may_come() -> None:
+    # 12 sequences on 5 engines: at most 3 on one, and these may be the two planners and a worker.
+    whole = need(spread(role("planner"), role("worker", 5, maxTokens=64), runs=2))
+    share = whole.shared_among(5)
+    assert (share.slots, share.blocks) == (3, 32 + 32 + 2)
+    assert (whole.shared_among(1).slots, whole.shared_among(1).blocks) == (12, 2 * (32 + 5 * 2))
+
+
+def test_a_run_that_lets_go_is_never_in_two_phases_wherever_it_is_spread() -> None:
+    planner = role("planner", holdsSlotWhileWaiting="Never")
+    # Five at once on two engines: three workers, or the planner alone.
+    share = need(spread(planner, role("worker", 5, maxTokens=64))).shared_among(2)
+    assert (share.slots, share.blocks) == (3, 32)
+
+
+def test_a_pod_of_several_engines_spreads_also_runs_that_stay_on_it() -> None:
+    ranks = {"data": 4}
+    run = topology(role("planner"), role("worker", 5, maxTokens=64), runs=6)
+    # Two runs a pod of three: 12 sequences on four engines.
+    share = need(run, parallelism=ranks).shared_among(3)
+    assert (share.slots, share.blocks) == (3, 32 + 32 + 2)
+    both = need(run, spread(role("judge", 7), name="other"), parallelism=ranks).shared_among(3)
+    assert both.slots == -(-(12 + 3) // 4)
+
+
+def test_a_credited_prefix_counts_once_on_every_engine() -> None:
+    prefix = {"name": "p", "tokens": 640, "credit": "Declared"}
+    sharers = spread(role("worker", 8, sharedPrefix="p"))
+    share = need(sharers, sharedPrefixes=[prefix]).shared_among(2)
+    assert (share.slots, share.blocks) == (4, 20 + 4 * 12)
+
+
+def test_planners_of_spread_runs_may_all_come_to_one_engine() -> None:
+    share = need(spread(role("planner"), role("worker", 5), runs=4)).shared_among(4)
+    assert share.slots == 6
+    for limit, reason in ((4, Reason.WOULD_DEADLOCK), (5, Reason.EXCEEDS_BUDGET)):
+        assert judge(share, Interval(1, 1), limit).reason is reason
 
 
 def test_every_sequence_has_a_block_beside_a_prefix_as_long_as_its_ceiling() -> None:

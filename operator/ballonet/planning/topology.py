@@ -6,15 +6,17 @@ rules with examples.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 from ballonet.api.conditions import Reason
 from ballonet.api.status import MAX_ROLES, EnforcedBy, RoleStatus, Verdict
 from ballonet.api.v1alpha1 import (
     HoldsSlot,
     InferencePoolSpec,
+    Placement,
     PrefixCaching,
     PrefixCredit,
     Role,
@@ -58,6 +60,7 @@ class RoleNeed:
         blocks: blocks of one sequence at that ceiling.
         shared_blocks: those of them that a credited prefix accounts for.
         holds: whether a sequence keeps its slot while it waits for the other roles.
+        starts_with: another role that is held at the same time as this one, or None.
     """
 
     name: str
@@ -66,32 +69,53 @@ class RoleNeed:
     blocks: int
     shared_blocks: int
     holds: bool
+    starts_with: str | None = None
+
+    @property
+    def own_blocks_each(self) -> int:
+        """Blocks of one sequence that no other sequence shares."""
+        return self.blocks - self.shared_blocks
 
     @property
     def own_blocks(self) -> int:
         """Blocks of all sequences of the role that no other sequence shares."""
-        return self.count * (self.blocks - self.shared_blocks)
+        return self.count * self.own_blocks_each
+
+    def meets(self, other: RoleNeed) -> bool:
+        """Return whether both roles of a run are held at the same time."""
+        together = self.starts_with == other.name or other.starts_with == self.name
+        return together or (self.holds and other.holds)
+
+
+Phase = tuple[RoleNeed, ...]
 
 
 @dataclass(frozen=True)
 class RunNeed:
     """What the runs of one topology take.
 
-    The sequences of a run are held in phases: all roles that hold their slot while they wait
-    stand in one phase together; each role that does not is held alone, before or after it.
+    The sequences of a run are held in phases: roles that meet stand in one phase together, so all
+    that hold their slot while they wait do; any other role is held alone, before or after them.
+
+    Attributes:
+        spread: whether the sequences of a run go to any engine instead of all to one.
     """
 
     topology: str
     runs: int
     roles: tuple[RoleNeed, ...]
     prefixes: frozenset[str]
+    spread: bool = False
 
     @cached_property
-    def phases(self) -> tuple[tuple[RoleNeed, ...], ...]:
+    def phases(self) -> tuple[Phase, ...]:
         """Roles that are held at the same time."""
-        holding = tuple(role for role in self.roles if role.holds)
-        alone = tuple((role,) for role in self.roles if not role.holds)
-        return ((holding,) if holding else ()) + alone
+        phases: list[Phase] = []
+        for role in self.roles:
+            met = [phase for phase in phases if any(role.meets(other) for other in phase)]
+            apart = [phase for phase in phases if phase not in met]
+            phases = [(*chain.from_iterable(met), role), *apart]
+        return tuple(phases)
 
     @cached_property
     def slots(self) -> int:
@@ -101,7 +125,18 @@ class RunNeed:
     @cached_property
     def own_blocks(self) -> int:
         """Most blocks of one run at once, without those that a credited prefix accounts for."""
-        return max(sum(role.own_blocks for role in phase) for phase in self.phases)
+        return self.blocks_above(0)
+
+    def blocks_above(self, size: int) -> int:
+        """Return the most own blocks of one run at once that its sequences have beyond a size."""
+        return max(
+            sum(role.count * max(0, role.own_blocks_each - size) for role in phase)
+            for phase in self.phases
+        )
+
+    def at_once(self) -> RunNeed:
+        """Return the same runs with all of their roles held at the same time."""
+        return replace(self, roles=tuple(replace(role, holds=True) for role in self.roles))
 
     @cached_property
     def waiting_holders(self) -> int:
@@ -114,6 +149,11 @@ class RunNeed:
         most = max(self.roles, key=lambda role: (role.count, role.holds))
         return holding - (most.count if most.holds else 0)
 
+    @property
+    def all_slots(self) -> int:
+        """Most sequences of all runs at once."""
+        return self.runs * self.slots
+
 
 @dataclass(frozen=True)
 class EngineNeed:
@@ -122,23 +162,59 @@ class EngineNeed:
     Attributes:
         reserved_slots: slots for traffic that is no agent run, each at the pool's ceiling.
         blocks_per_sequence: blocks of one sequence at the pool's ceiling.
+        runs: those of which sequences come to this engine's pod: the pod's share of the topologies
+            whose runs stay together, and all runs of the others.
         prefix_blocks: blocks of each credited prefix, which counts once.
+        pods: over how many pods the sequences of the others are spread.
+        engines_per_pod: over how many engines a pod spreads all sequences that it gets.
     """
 
     reserved_slots: int
     blocks_per_sequence: int
     runs: tuple[RunNeed, ...]
     prefix_blocks: tuple[tuple[str, int], ...]
+    pods: int = 1
+    engines_per_pod: int = 1
+
+    @cached_property
+    def whole_runs(self) -> tuple[RunNeed, ...]:
+        """Runs that this engine gets whole."""
+        return tuple(run for run in self.runs if not self._is_spread(run))
+
+    @cached_property
+    def spread_runs(self) -> tuple[RunNeed, ...]:
+        """Runs of which this engine gets some sequences, whichever these are."""
+        return tuple(run for run in self.runs if self._is_spread(run))
+
+    def _is_spread(self, run: RunNeed) -> bool:
+        return self.engines_per_pod > 1 or (self.pods > 1 and run.spread)
+
+    @cached_property
+    def spread_slots(self) -> int:
+        """Most sequences of spread runs that this engine gets.
+
+        Each new one goes to the engine that has fewest, so of n there are never more than
+        ceil(n / engines) on any; which of them these are depends on the order in which they come.
+        """
+        together = sum(run.all_slots for run in self.spread_runs if not run.spread)
+        apart = sum(run.all_slots for run in self.spread_runs if run.spread)
+        return ceil_div(together + ceil_div(apart, self.pods), self.engines_per_pod)
 
     @cached_property
     def slots(self) -> int:
         """Required slots: sequences that must run at once."""
-        return self.reserved_slots + sum(run.runs * run.slots for run in self.runs)
+        whole = sum(run.all_slots for run in self.whole_runs)
+        return self.reserved_slots + whole + self.spread_slots
 
     @property
     def reserved_blocks(self) -> int:
         """Blocks of the reserved slots."""
         return self.reserved_slots * self.blocks_per_sequence
+
+    @cached_property
+    def spread_blocks(self) -> int:
+        """Most own blocks of any ``spread_slots`` sequences of the spread runs."""
+        return _most_blocks(self.spread_runs)(self.spread_slots)
 
     @cached_property
     def shared_blocks(self) -> int:
@@ -149,8 +225,8 @@ class EngineNeed:
     @cached_property
     def blocks(self) -> int:
         """Need: blocks that must be held at once, at most those of the slots at the ceiling."""
-        own = sum(run.runs * run.own_blocks for run in self.runs)
-        together = self.reserved_blocks + own + self.shared_blocks
+        whole = sum(run.runs * run.own_blocks for run in self.whole_runs)
+        together = self.reserved_blocks + whole + self.spread_blocks + self.shared_blocks
         return min(together, self.slots * self.blocks_per_sequence)
 
     @property
@@ -158,58 +234,80 @@ class EngineNeed:
         """Blocks that a budget must hold: the need, or one sequence where nothing is declared."""
         return self.blocks if self.slots else self.blocks_per_sequence
 
-    @property
+    @cached_property
     def waiting_holders(self) -> int:
-        """Most sequences that keep a slot while they wait for others of their run."""
-        return sum(run.runs * run.waiting_holders for run in self.runs)
+        """Most sequences that keep a slot while they wait for others of their run.
+
+        Of spread runs any may come here, as many as this engine gets at all.
+        """
+        whole = sum(run.runs * run.waiting_holders for run in self.whole_runs)
+        spread = sum(run.runs * run.waiting_holders for run in self.spread_runs)
+        return whole + min(spread, self.spread_slots)
 
     def at_most(self, runs: int) -> EngineNeed:
         """Return the need with at most this many runs of each topology."""
-        return self._with(lambda count: min(count, runs))
-
-    def shared_among(self, engines: int) -> EngineNeed:
-        """Return the need of one of several engines that share the runs evenly."""
-        return self._with(lambda count: ceil_div(count, engines))
-
-    def largest_share(self, engines: int, fits: Callable[[EngineNeed], bool]) -> EngineNeed:
-        """Return the share of the fewest engines, these at most, for which it fits.
-
-        It holds the share of any more engines, so what is made for it serves every number of them
-        with which the pool fits. Where no share fits it is that of all engines.
-        """
-        fewest = largest(-engines, -1, lambda n: fits(self.shared_among(-n)))
-        return self.shared_among(engines if fewest is None else -fewest)
-
-    def _with(self, count: Callable[[int], int]) -> EngineNeed:
-        return replace(self, runs=tuple(replace(run, runs=count(run.runs)) for run in self.runs))
-
-    @cached_property
-    def _declared(self) -> tuple[tuple[int, int], ...]:
-        """Own blocks of a declared sequence and how many such there are, the most blocks first."""
-        roles = (
-            (role.blocks - role.shared_blocks, run.runs * role.count)
-            for run in self.runs
-            for role in run.roles
+        return replace(
+            self, runs=tuple(replace(run, runs=min(run.runs, runs)) for run in self.runs)
         )
-        return tuple(sorted([(self.blocks_per_sequence, self.reserved_slots), *roles])[::-1])
+
+    def shared_among(self, pods: int) -> EngineNeed:
+        """Return the need of one engine where several pods share the runs evenly."""
+        shares = tuple(
+            run if run.spread else replace(run, runs=ceil_div(run.runs, pods)) for run in self.runs
+        )
+        return replace(self, runs=shares, pods=pods)
+
+    def largest_share(self, pods: int, fits: Callable[[EngineNeed], bool]) -> EngineNeed:
+        """Return the share of the fewest pods, these at most, for which it fits.
+
+        It holds the share of any more pods, so what is made for it serves every number of them
+        with which the pool fits. Where no share fits it is that of all pods.
+        """
+        fewest = largest(-pods, -1, lambda n: fits(self.shared_among(-n)))
+        return self.shared_among(pods if fewest is None else -fewest)
 
     def blocks_of_any(self, slots: int) -> int:
         """Return the blocks that hold this many sequences at once, whichever of them arrive.
 
-        The least of what is known to be enough: every sequence at the pool's ceiling; the declared
-        sequences with most blocks, beside every credited prefix once; the need, which holds all
-        that are required.
+        The least of what is known to be enough: every sequence at the pool's ceiling; as many of
+        those that are declared as may be held at once, with most blocks, beside every credited
+        prefix once; the need, which holds all that are required.
         """
         enough = [slots * self.blocks_per_sequence]
         if slots <= self.slots:
             enough.append(self.blocks)
-        left, blocks = slots, self.shared_blocks
-        for own, count in self._declared:
-            blocks += own * min(count, left)
-            left -= min(count, left)
-        if not left:
-            enough.append(blocks)
+        if slots <= sum(run.all_slots for run in self._declared):
+            enough.append(self.shared_blocks + self._most_in_phases(slots))
+        elif slots <= sum(run.runs * role.count for run in self._declared for role in run.roles):
+            enough.append(self.shared_blocks + self._most_of_all(slots))
         return min(enough)
+
+    @cached_property
+    def _declared(self) -> tuple[RunNeed, ...]:
+        """All runs, and the reserved slots as one of them."""
+        ceiling = RoleNeed("", self.reserved_slots, 0, self.blocks_per_sequence, 0, holds=True)
+        return (RunNeed("", 1, (ceiling,), frozenset()), *self.runs)
+
+    @cached_property
+    def _most_in_phases(self) -> Callable[[int], int]:
+        return _most_blocks(self._declared)
+
+    @cached_property
+    def _most_of_all(self) -> Callable[[int], int]:
+        """The same of more sequences than are held at once: phases bound nothing then."""
+        return _most_blocks([run.at_once() for run in self._declared])
+
+
+def _most_blocks(runs: Sequence[RunNeed]) -> Callable[[int], int]:
+    """Return the most own blocks of so many sequences of the runs, as a function of how many.
+
+    Each of n sequences has at most t blocks and what it has above t, and of that a run has at most
+    what its fullest phase has. So it is for every t, and the least over all sizes counts. It is
+    exact where every run has one phase: t is then the size of the n-th largest sequence.
+    """
+    sizes = {0, *(role.own_blocks_each for run in runs for role in run.roles)}
+    above = [(size, sum(run.runs * run.blocks_above(size) for run in runs)) for size in sizes]
+    return lambda sequences: min(sequences * size + rest for size, rest in above)
 
 
 def caches_prefixes(spec: InferencePoolSpec) -> bool:
@@ -217,13 +315,21 @@ def caches_prefixes(spec: InferencePoolSpec) -> bool:
     return spec.sequence.prefix_caching is not PrefixCaching.DISABLED
 
 
-def sharing_engines(spec: InferencePoolSpec) -> int:
-    """Return how many engines share the runs; a pool scaled to nothing is judged as one engine."""
+def pods(spec: InferencePoolSpec) -> int:
+    """Return how many pods share the runs; a pool scaled to nothing is judged as one pod."""
     return max(1, spec.replicas)
 
 
+def engines(spec: InferencePoolSpec) -> int:
+    """Return how many engines share the runs."""
+    return pods(spec) * spec.parallelism.data
+
+
+sharing_engines = pods
+
+
 def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
-    """Return the need of one engine that takes all runs of the pool."""
+    """Return the need of one engine where one pod takes all runs of the pool."""
     credited = {
         prefix.name: prefix.tokens
         for prefix in spec.shared_prefixes
@@ -242,6 +348,7 @@ def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
             blocks=sizes.blocks(ceiling),
             shared_blocks=sizes.whole_blocks(prefix),
             holds=role.holds_slot_while_waiting is HoldsSlot.ALWAYS,
+            starts_with=role.starts_with,
         )
 
     def run_need(topology: Topology) -> RunNeed:
@@ -252,6 +359,7 @@ def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
             prefixes=frozenset(
                 role.shared_prefix for role in topology.roles if role.shared_prefix in credited
             ),
+            spread=topology.placement is Placement.SPREAD,
         )
 
     def prefix_blocks(name: str) -> int:
@@ -270,6 +378,7 @@ def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
         blocks_per_sequence=sizes.blocks(spec.sequence.max_tokens),
         runs=runs,
         prefix_blocks=tuple((name, prefix_blocks(name)) for name in credited),
+        engines_per_pod=spec.parallelism.data,
     )
 
 
