@@ -14,7 +14,7 @@ from ballonet.catalog.accelerators import SHARED, Accelerator, Architecture
 from ballonet.catalog.entries import Entry, InvalidCatalog, problems_of
 from ballonet.catalog.lookup import folded, load, suggest
 from ballonet.catalog.models import CatalogModel, similar_models
-from ballonet.kv.geometry import InvalidModelConfig, LayoutNotUnderstood
+from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.units import counted
 
 SECTIONS: Final = ("architectures", "accelerators", "models")
@@ -56,7 +56,7 @@ class Catalog:
         Raises:
             InvalidCatalog: with every problem of every entry.
         """
-        from ballonet.cli.yaml_input import (  # noqa: PLC0415 - PyYAML is slow to import
+        from ballonet.api.yaml_input import (  # noqa: PLC0415 - PyYAML is slow to import
             InvalidInput,
             read_documents,
         )

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ballonet.api.quoting import quoted
 from ballonet.api.v1alpha1 import API_VERSION, GROUP, KIND
-from ballonet.cli.yaml_input import InvalidInput
+from ballonet.api.yaml_input import InvalidInput
 
 _LISTS: Final = ("List", f"{KIND}List")
 

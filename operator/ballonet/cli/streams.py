@@ -46,7 +46,7 @@ def read_text(name: str, *, advice: str) -> str:
         name: the file.
         advice: what to give instead of an input that is too large.
     """
-    from ballonet.cli.yaml_input import (  # noqa: PLC0415 - PyYAML is slow to import
+    from ballonet.api.yaml_input import (  # noqa: PLC0415 - PyYAML is slow to import
         InvalidInput,
         decode,
     )
@@ -59,7 +59,7 @@ def read_text(name: str, *, advice: str) -> str:
 
 def _read(name: str) -> bytes:
     """Return at most one byte more than an input may have."""
-    from ballonet.cli.yaml_input import MAX_INPUT_BYTES  # noqa: PLC0415
+    from ballonet.api.yaml_input import MAX_INPUT_BYTES  # noqa: PLC0415
 
     try:
         if name == "-":
