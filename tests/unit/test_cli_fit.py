@@ -86,7 +86,7 @@ def test_a_fit_on_gpus_says_that_it_is_predicted() -> None:
     result = fit(*FITS)
     assert result.exit_code == 0
     assert "surely at once" in result.stdout.splitlines()[0]
-    assert "memory of a rank on H100-80GB (predicted" in result.stdout
+    assert "memory of a rank on H100-80GB (KV cache predicted" in result.stdout
 
 
 @pytest.mark.parametrize("output", ["json", "yaml"])
@@ -219,6 +219,49 @@ def test_a_question_that_no_device_can_answer_is_bad_input() -> None:
     assert "MODEL: no/such is not in the catalog" in result.stderr
 
 
-def test_no_device_that_fits_is_an_exit_code_of_its_own() -> None:
-    result = gpus(*MODEL, "--agents", "4000", "--vendor", "nvidia", "--max-gpus", "1")
-    assert result.exit_code == 1
+def test_where_none_surely_fits_but_some_may_the_exit_code_says_so() -> None:
+    result = gpus(*MODEL, "--agents", "1+5", "--vendor", "amd")
+    assert result.exit_code == 3
+    assert "MemoryUnknown" in result.stdout
+
+
+@pytest.fixture
+def own_catalog(tmp_path: Path) -> str:
+    """A file with the tiny model, and a device that nobody else has."""
+    model = {"name": "acme/tiny", "config": json.loads(TINY_CONFIG)}
+    device = {
+        "name": "X1-48GB",
+        "product": "Vendor X1",
+        "vendor": "nvidia",
+        "memory_mib": [45_000, 45_100],
+        "architecture": "9.0",
+        "resource_name": "nvidia.com/gpu",
+        "node_sizes": [2],
+    }
+    facts = ("memory_mib", "architecture", "resource_name", "node_sizes")
+    device["sources"] = dict.fromkeys(facts, "sheet: data sheet")
+    model["sources"] = {"config": "config file: acme/tiny"}
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps({"accelerators": [device], "models": [model]}))
+    return str(file)
+
+
+def test_entries_of_a_file_go_over_the_catalog(own_catalog: str) -> None:
+    asked = ("acme/tiny", "--context", "1024", "--catalog", own_catalog)
+    assert fit(*asked[:3], "--gpu", "X1-48GB").exit_code == 2
+    result = fit(*asked, "--gpu", "X1-48GB", "--agents", "6")
+    assert result.stdout.startswith("acme/tiny on X1-48GB with vllm ")
+    assert result.exit_code == 0
+    listed = json.loads(gpus(*asked, "-o", "json").stdout)
+    assert {"X1-48GB", "H100-80GB"} <= {row["gpu"] for row in listed}
+    printed = fit(*asked, "--gpu", "X1-48GB", "--print-pool").stdout
+    plan = ["plan", "-f", "-", "--catalog", own_catalog]
+    assert CliRunner().invoke(app, plan, input=printed).exit_code == 0
+
+
+def test_what_is_wrong_with_such_a_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("models: [{name: acme/tiny}]")
+    result = fit(*FITS, "--catalog", str(file))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"ballonet: --catalog {file}: models[0] (acme/tiny): config: ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -61,9 +62,15 @@ class UnknownField:
     siblings: tuple[str, ...]
 
 
+@cache
+def _spec_schema() -> Schema:
+    """Return the schema of a spec, made once: it is only read here, and making it is slow."""
+    return pool_schema()["properties"]["spec"]  # type: ignore[no-any-return]
+
+
 def unknown_fields(pool: Mapping[str, Any]) -> list[UnknownField]:
     """Return the fields in a pool's spec that the resource does not have; kubectl refuses them."""
-    return list(_unknown(pool_schema()["properties"]["spec"], pool.get("spec"), ("spec",)))
+    return list(_unknown(_spec_schema(), pool.get("spec"), ("spec",)))
 
 
 def field_path(steps: tuple[int | str, ...]) -> str:
@@ -120,7 +127,7 @@ def _wanted(details: ErrorDetails) -> str:
 
 def _form(steps: tuple[int | str, ...]) -> str | None:
     """Return in words what the text of a field must be like."""
-    node: Schema = pool_schema()["properties"]["spec"]
+    node: Schema = _spec_schema()
     for step in steps:
         deeper = node["items"] if isinstance(step, int) else node.get("properties", {}).get(step)
         node = deeper or node.get("additionalProperties") or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ballonet.catalog import Catalog
 from ballonet.cli.canvas import Canvas
 from ballonet.cli.formats import OutputFormat, as_yaml
 from ballonet.cli.outcome import ExitCode, Outcome, plan_document
@@ -17,10 +18,10 @@ def pool_text(question: Question) -> str:
 
 
 def asked(
-    question: Question, output: OutputFormat, canvas: Canvas, *, explain: bool
+    question: Question, catalog: Catalog, output: OutputFormat, canvas: Canvas, *, explain: bool
 ) -> tuple[str, ExitCode]:
     """Return the answer as text, and the exit code that says the same."""
-    outcome = plan_document(question.pool(), ConfigMaps(()), None)
+    outcome = plan_document(question.pool(), ConfigMaps(()), None, catalog=catalog)
     view = View(canvas, explain, lambda found: _answer(question, found), OPTIONS)
     return shown([outcome], output, view), outcome.code
 

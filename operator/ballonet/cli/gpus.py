@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ballonet.catalog import Accelerator, accelerators
+from ballonet.catalog import Accelerator, Catalog
 from ballonet.cli.canvas import Canvas, Table
 from ballonet.cli.formats import OutputFormat, listing
 from ballonet.cli.outcome import ExitCode, Outcome, as_document, plan_document
@@ -57,7 +57,7 @@ class Placement:
         return (
             self.device.name,
             str(self.gpus),
-            "" if memory is None else amount(memory),
+            "unknown" if memory is None else amount(memory),
             VERDICTS[self.outcome.code],
             "" if slots is None else f"{slots:,}",
             "" if kv_cache is None else amount(kv_cache),
@@ -122,21 +122,24 @@ class Found:
         )
 
 
-def what_fits(question: Question, *, vendor: str | None, most: int) -> Found:
+def what_fits(question: Question, catalog: Catalog, *, vendor: str | None, most: int) -> Found:
     """Plan a question on every device of the catalog.
 
     Args:
         question: what is asked; its device is not looked at.
+        catalog: devices and models that can be named.
         vendor: maker of the devices, or None for all.
         most: devices that an engine may have.
     """
-    devices = [one for one in accelerators() if one.memory_bytes is not None]
+    devices = [one for one in catalog.accelerators if one.device == "gpu"]
     if vendor is not None:
         makers = sorted({one.vendor for one in devices})
         devices = [one for one in devices if one.vendor == vendor.lower()]
         if not devices:
             return Found((), f"--vendor: {vendor} is not in the catalog: use {', '.join(makers)}")
-    placements = tuple(sorted((_best(question, d, most) for d in devices), key=lambda p: p.order))
+    placements = tuple(
+        sorted((_best(question, catalog, one, most) for one in devices), key=lambda one: one.order)
+    )
     if all(one.outcome.code is ExitCode.BAD_INPUT for one in placements):
         return Found((), _option_words(placements[0].outcome.problems[0]))
     return Found(placements)
@@ -148,9 +151,9 @@ def _option_words(text: str) -> str:
     return text
 
 
-def _best(question: Question, device: Accelerator, most: int) -> Placement:
+def _best(question: Question, catalog: Catalog, device: Accelerator, most: int) -> Placement:
     """Return the fewest devices of a type that fit; else that may fit; else the most tried."""
-    tried = list(_placements(question, device, most))
+    tried = list(_placements(question, catalog, device, most))
     for code in (ExitCode.FITS, ExitCode.UNKNOWN):
         for placement in tried:
             if placement.outcome.code is code:
@@ -159,12 +162,14 @@ def _best(question: Question, device: Accelerator, most: int) -> Placement:
     return (possible or tried)[-1]
 
 
-def _placements(question: Question, device: Accelerator, most: int) -> Iterator[Placement]:
+def _placements(
+    question: Question, catalog: Catalog, device: Accelerator, most: int
+) -> Iterator[Placement]:
     for gpus in _SIZES:
         if gpus > 1 and gpus > min(most, device.max_per_node or 1):
             return
         pool = replace(question, gpu=device.name, tensor=gpus).pool()
-        outcome = plan_document(pool, ConfigMaps(()), None, with_remedies=False)
+        outcome = plan_document(pool, ConfigMaps(()), None, catalog=catalog, with_remedies=False)
         yield Placement(device, gpus, outcome)
         if outcome.code is ExitCode.FITS:
             return

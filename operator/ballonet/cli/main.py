@@ -20,6 +20,7 @@ from ballonet.cli.formats import OutputFormat
 from ballonet.cli.streams import bad_input, canvas, files_of, read_text, write
 
 if TYPE_CHECKING:
+    from ballonet.catalog import Catalog
     from ballonet.cli.pools import ConfigMaps, PoolDocument
     from ballonet.cli.question import Question
 
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 
 _ONLY_POOLS: Final = "give only the pools and the ConfigMaps that they name"
+_ONLY_ENTRIES: Final = "give only entries of your own"
 _ONLY_A_CONFIG: Final = "give the config.json of one model, which has a few thousand characters"
 
 
@@ -58,6 +60,7 @@ def plan(
             "--config", help="A file with config.json, for pools that refer to a ConfigMap."
         ),
     ] = None,
+    catalog: options.CatalogFiles = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show each step: formula, numbers, source.")
     ] = False,
@@ -87,7 +90,8 @@ def plan(
             )
     if compare and len(pools) != 2:
         bad_input(f"--compare: two pools are compared, and the input holds {len(pools)}")
-    outcomes = [plan_document(pool, config_maps, config_text) for pool in pools]
+    known = _catalog(catalog)
+    outcomes = [plan_document(pool, config_maps, config_text, catalog=known) for pool in pools]
     if compare:
         write(compared(outcomes[0], outcomes[1], output, canvas()))
     else:
@@ -114,6 +118,7 @@ def fit(
     ] = None,
     weights: options.Weights = None,
     config: options.Config = None,
+    catalog: options.CatalogFiles = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show each step: formula, numbers, source.")
     ] = False,
@@ -146,7 +151,7 @@ def fit(
     if print_pool:
         write(pool_text(question))
         return
-    text, code = asked(question, output, canvas(), explain=explain)
+    text, code = asked(question, _catalog(catalog), output, canvas(), explain=explain)
     write(text)
     raise typer.Exit(code)
 
@@ -168,6 +173,7 @@ def gpus(
     memory_percent: options.MemoryPercent = None,
     weights: options.Weights = None,
     config: options.Config = None,
+    catalog: options.CatalogFiles = None,
     output: options.Output = OutputFormat.TABLE,
 ) -> None:
     """List on which devices of the catalog a model with this context fits, the fewest GPUs first.
@@ -189,7 +195,7 @@ def gpus(
         weights=weights,
         config=config,
     )
-    found = what_fits(question, vendor=vendor, most=max_gpus)
+    found = what_fits(question, _catalog(catalog), vendor=vendor, most=max_gpus)
     if found.problem is not None:
         bad_input(found.problem)
     write(found.text(output, canvas()))
@@ -235,6 +241,19 @@ def _pools(names: list[str]) -> tuple[list[PoolDocument], ConfigMaps]:
     if not pools:
         bad_input(f"{', '.join(names)}: {no_pool(others)}")
     return pools, ConfigMaps(tuple(config_maps))
+
+
+def _catalog(names: list[str] | None) -> Catalog:
+    """Return the catalog with the entries of the files over it."""
+    from ballonet.catalog import Catalog, InvalidCatalog  # noqa: PLC0415 - pydantic is slow
+
+    catalog = Catalog.builtin()
+    for name in names or ():
+        try:
+            catalog = catalog.with_entries(read_text(name, advice=_ONLY_ENTRIES), name)
+        except InvalidCatalog as error:
+            bad_input(f"--catalog {error}")
+    return catalog
 
 
 def _config_text(name: str) -> str:

@@ -45,6 +45,12 @@ MemoryPercent = Annotated[
 Weights = Annotated[
     str | None, typer.Option("--weights", help="Size of all weights as loaded, as 61Gi.")
 ]
+CatalogFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--catalog", metavar="FILE", help="Own devices and models, over those of the catalog."
+    ),
+]
 Config = Annotated[
     str | None,
     typer.Option("--config", metavar="FILE", help="The model's config.json, before the catalog."),

@@ -11,7 +11,7 @@ from ballonet.api.conditions import ConditionType, Finding, Reason, Status
 from ballonet.api.parse import InvalidPoolError, UnknownField, parse_spec, unknown_fields
 from ballonet.api.status import Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
-from ballonet.catalog import suggest
+from ballonet.catalog import Catalog, suggest
 from ballonet.cli.pools import ConfigMaps, PoolDocument
 from ballonet.planning.plan import Plan, plan_pool
 from ballonet.planning.pod import template_shape_problem
@@ -92,9 +92,18 @@ def plan_document(
     config_maps: ConfigMaps,
     config_text: str | None,
     *,
+    catalog: Catalog,
     with_remedies: bool = True,
 ) -> Outcome:
-    """Plan one pool; what is wrong with it is part of the outcome."""
+    """Plan one pool; what is wrong with it is part of the outcome.
+
+    Args:
+        document: the pool.
+        config_maps: what stands beside it.
+        config_text: config.json to be taken for a ConfigMap, or None.
+        catalog: devices and models that can be named.
+        with_remedies: whether to look for changes that would make it fit.
+    """
     unknown = [
         f"{field.path}: no such field{_did_you_mean(field)}"
         for field in unknown_fields(document.body)
@@ -106,7 +115,7 @@ def plan_document(
     if unknown:
         return Outcome(document, tuple(unknown), None)
     text = _referenced(document, spec, config_maps) if config_text is None else config_text
-    plan = plan_pool(document.name, spec, text, with_remedies=with_remedies)
+    plan = plan_pool(document.name, spec, text, catalog=catalog, with_remedies=with_remedies)
     return Outcome(document, _problems(plan), plan)
 
 

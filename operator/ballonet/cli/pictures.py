@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ballonet.api.status import Source
 from ballonet.cli.canvas import Bar, Canvas, Segment
-from ballonet.kv.memory import MemoryPlan
 from ballonet.kv.units import Interval, counted, format_bytes
 from ballonet.planning.budget import NULL_BLOCKS, usable_blocks
 from ballonet.planning.explain import amount, need_parts
@@ -17,29 +16,26 @@ def pictures(plan: Plan, canvas: Canvas) -> list[str]:
     if plan.source is None:
         return lines
     how = plan.source.value.lower()
-    if plan.memory is not None and plan.source is Source.PREDICTED:
-        device = plan.spec.accelerator
+    if plan.device is not None and plan.device_memory is not None and plan.memory is not None:
+        rest = "; the rest predicted" if plan.source is Source.GIVEN else ""
         lines += [
-            f"memory of a rank on {device.type} ({how}; bars show the middle)",
-            *canvas.bars(memory_bars(plan.memory, device.memory_percent)),
+            f"memory of a rank on {plan.device.name} (KV cache {how}{rest}; bars show the middle)",
+            *canvas.bars(memory_bars(plan)),
         ]
     lines += [f"KV blocks of an engine ({how})", *canvas.bars(block_bars(plan))]
     return lines
 
 
-def memory_bars(memory: MemoryPlan, memory_percent: int) -> list[Bar]:
-    """Return the device with what takes its memory, or both apart where it takes more.
-
-    Args:
-        memory: the engine's share of the device first, then what is taken off it.
-        memory_percent: what the share is of the device.
-    """
-    share, *parts = memory.parts
-    assert memory.kv_cache_bytes is not None
+def memory_bars(plan: Plan) -> list[Bar]:
+    """Return the device with what takes its memory, or both apart where it takes more."""
+    assert plan.device is not None and plan.device.memory_bytes is not None
+    assert plan.memory is not None and plan.device_memory is not None
+    _share, *parts = plan.device_memory.parts
     taken = [_memory_segment(part.name, part.bytes) for part in parts if part.bytes.high > 0]
-    if (kv_cache := memory.kv_cache_bytes).high > 0:
+    kv_cache = plan.memory.kv_cache_bytes
+    if kv_cache is not None and kv_cache.high > 0:
         taken.append(_memory_segment("KV cache", kv_cache))
-    whole = _middle(share.bytes) * 100 // memory_percent
+    whole = _middle(plan.device.memory_bytes)
     slack = whole - sum(segment.size for segment in taken)
     if slack >= 0:
         text = f"slack {format_bytes(slack)} of {format_bytes(whole)}"
