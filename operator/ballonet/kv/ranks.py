@@ -64,6 +64,9 @@ _COUNTS_SELF: Final[Version] = (0, 29, 0)
 # From here all kernels are asked for blocks that they take, before it that of the first layer.
 _ASKS_ALL_KERNELS: Final[Version] = (0, 31, 0)
 
+# Tokens of a step at least where prompts are taken whole (platforms/cpu.py).
+_LEAST_WHOLE_PROMPT: Final = 2048
+
 _T = TypeVar("_T", bound=Cache)
 
 
@@ -92,6 +95,18 @@ def rank_specs(
     for offset, layer in enumerate(drafted):
         stages[-1].extend(maker.specs(geometry.layers + offset, layer))
     return tuple(tuple(stage) for stage in stages)
+
+
+def settings_for(geometry: ModelGeometry, settings: EngineSettings) -> EngineSettings:
+    """Return the settings with what the engine changes by itself for this model."""
+    latent = _all(geometry.caches, Latent) or _all(geometry.caches, PooledLatent)
+    if not (latent and settings.platform.latent_whole_prompts):
+        return settings
+    return replace(
+        settings,
+        max_batched_tokens=max(settings.max_model_tokens, _LEAST_WHOLE_PROMPT),
+        prefix_caching=False,
+    )
 
 
 def stage_bounds(layers: int, stages: int) -> tuple[int, ...]:

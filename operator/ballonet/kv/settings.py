@@ -37,10 +37,11 @@ class Platform:
         latent_block_tokens: block that the kernels of latent attention ask for.
         latent_block_forced: whether that block takes the place of one given by the user.
         sparse_latent: whether sparse latent attention can be built at all.
-        latent_prefix_caching: whether prefix caching works with latent attention.
+        latent_whole_prompts: whether models of latent attention take each prompt in one step,
+            which leaves no room for prefix caching.
         sparse_latent_cache_type: what "auto" is for models with a sparse attention index.
         async_scheduling: whether a further batch is prepared while one runs.
-        pipeline_batches_ahead: batches in flight beyond one for each pipeline stage.
+        async_pipeline: whether that is done with several pipeline stages too.
     """
 
     name: str
@@ -50,15 +51,16 @@ class Platform:
     latent_block_tokens: int = 64
     latent_block_forced: bool = False
     sparse_latent: bool = True
-    latent_prefix_caching: bool = True
+    latent_whole_prompts: bool = False
     sparse_latent_cache_type: str = "fp8_ds_mla"
     async_scheduling: bool = True
-    pipeline_batches_ahead: int = 1
+    async_pipeline: bool = True
 
 
 CUDA: Final = Platform("cuda", Device.CUDA)
 ROCM: Final = Platform("rocm", Device.ROCM)
-# platforms/cpu.py (0.32.0): blocks of 128, multiples of 32; the latent kernel is built for 16.
+# platforms/cpu.py (0.32.0): blocks of 128, multiples of 32; the latent kernel is built for 16 and
+# for whole prompts (machines without AMX).
 CPU: Final = Platform(
     "cpu",
     Device.CPU,
@@ -67,10 +69,9 @@ CPU: Final = Platform(
     latent_block_tokens=16,
     latent_block_forced=True,
     sparse_latent=False,
-    latent_prefix_caching=False,
+    latent_whole_prompts=True,
     sparse_latent_cache_type="auto",
     async_scheduling=False,
-    pipeline_batches_ahead=0,
 )
 
 
@@ -124,6 +125,15 @@ class EngineSettings:
     state_cache_mode: str | None = None
     state_block_tokens: int | None = None
     batches_in_flight: int | None = None
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        """Batches that may be scheduled and not yet settled (``config/vllm.py``, 0.32.0)."""
+        if self.batches_in_flight is not None:
+            return self.batches_in_flight
+        platform = self.platform
+        ahead = platform.async_scheduling and (platform.async_pipeline or self.pipeline == 1)
+        return self.pipeline + ahead
 
 
 class EngineRefuses(ValueError):  # noqa: N818 - the engine refuses, not we
