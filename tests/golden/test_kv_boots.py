@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from ballonet.catalog import accelerator
+from ballonet.catalog.calibration import calibration
 from ballonet.kv.geometry import parse_config
-from ballonet.kv.memory import MemoryPlan, rank_memory
+from ballonet.kv.memory import MemoryPlan, Work, rank_memory
 from ballonet.kv.units import GIB, Interval
 
 ROOT = Path(__file__).parents[2]
@@ -37,19 +38,23 @@ def plan(boot: dict[str, Any]) -> MemoryPlan:
     per_mille = int(Decimal(boot["share"]) * 1000)
     weights = int(Decimal(boot["rank_weights_gib"]) * GIB)
     return rank_memory(
-        parse_config(json.dumps(boot["config"])),
+        Work.of(parse_config(json.dumps(boot["config"])), pipeline=boot["pipeline"]),
         device_bytes=Interval(
             device.memory_bytes.low * per_mille // 1000,
             device.memory_bytes.high * per_mille // 1000,
         ),
         memory_percent=100,
-        weights_bytes=weights * boot["tensor"] * boot["pipeline"],
+        weights=Interval.point(weights),
         version=version(boot),
+        calibration=calibration(),
+        max_model_tokens=8192,
         tensor=boot["tensor"],
         pipeline=boot["pipeline"],
         max_num_seqs=boot["max_num_seqs"],
         max_batched_tokens=boot["max_batched_tokens"],
         vendor=device.vendor,
+        linked=device.linked,
+        eager=boot.get("eager", False),
     )
 
 

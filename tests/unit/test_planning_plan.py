@@ -193,7 +193,7 @@ def test_a_tiny_engine_is_never_told_to_run_nothing() -> None:
 L4: dict[str, Any] = {
     **H100,
     "model": {"name": "meta-llama/Llama-3.1-8B-Instruct"},
-    "accelerator": {"type": "L4-24GB"},
+    "accelerator": {"type": "L4-24GB", "memoryPercent": 92},
     "parallelism": {"tensor": 1},
 }
 

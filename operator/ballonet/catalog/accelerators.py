@@ -21,6 +21,7 @@ from ballonet.api.v1alpha1 import DEVICE_PATTERN, RESOURCE_PATTERN
 from ballonet.catalog.entries import Confidence, Entry, Text
 from ballonet.kv.units import MIB, Interval
 
+_NVLINK: Final = re.compile(r"(SXM\d?: )?NVLink\d")
 _COMPUTE: Final = re.compile(r"(\d{1,2})\.(\d)")
 # GFD adds it to the product of a device that containers share; it is the same device.
 SHARED: Final = "-shared"
@@ -179,6 +180,11 @@ class Accelerator(Entry):
         Slices cannot reach each other, so an engine uses one of them.
         """
         return 1 if self.slice_of else max(self.node_sizes, default=None)
+
+    @property
+    def linked(self) -> bool:
+        """Whether all of a node are joined by NVLink; a bridge is what few have."""
+        return bool(_NVLINK.match(self.link or ""))
 
     @property
     def fp8_kv_cache(self) -> bool:

@@ -1,26 +1,77 @@
-"""From device memory to the KV cache bytes of one rank, as an honest interval.
+"""From device memory to the KV cache bytes of one rank, as a calibrated interval.
 
-vLLM gives the KV cache what is left of its share of the device after weights, working memory and,
-from 0.20.2, an estimate for CUDA graphs. The subtraction is exact; what the parts will be is not,
-so each part is an interval whose ends enclose the boots that were logged (docs/memory.md gives the
-boots and the share of them that lies inside, per era).
+The engine gives the KV cache what is left of its share of the device after weights, the peak of a
+trial run, communication, what libraries hold, and, by version, an estimate for CUDA graphs
+(v1/worker/gpu_worker.py determine_available_memory). The subtraction is exact. Of the parts, those
+that follow from shapes are worked out here; the rest was measured: its figures stand in the catalog
+(calibration.json) by classes of boots that behave alike, each as lowest, usual and highest.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from fractions import Fraction
+from typing import Final, Self
 
 from ballonet.kv.geometry import ModelGeometry
-from ballonet.kv.units import GIB, MIB, Interval, ceil_div
+from ballonet.kv.layers import KeyIndex, State
+from ballonet.kv.units import GIB, Interval, ceil_div
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A measured quantity: lowest, usual and highest."""
+
+    low: int
+    mid: int
+    high: int
+
+    @classmethod
+    def point(cls, value: int) -> Self:
+        """Return the spread of something known exactly."""
+        return cls(value, value, value)
+
+    @classmethod
+    def of(cls, interval: Interval) -> Self:
+        """Return an interval whose usual value is its middle."""
+        return cls(interval.low, (interval.low + interval.high) // 2, interval.high)
+
+    def __add__(self, other: Spread) -> Spread:
+        return Spread(self.low + other.low, self.mid + other.mid, self.high + other.high)
+
+    def __sub__(self, other: Spread) -> Spread:
+        return Spread(self.low - other.high, self.mid - other.mid, self.high - other.low)
+
+    def times(self, factor: int, divisor: int = 1) -> Spread:
+        """Return the spread scaled by a fraction, rounded up."""
+        return Spread(*(ceil_div(end * factor, divisor) for end in (self.low, self.mid, self.high)))
+
+    def at_least(self, other: Spread) -> Spread:
+        """Return the larger of two that take turns in the same memory."""
+        return Spread(
+            max(self.low, other.low), max(self.mid, other.mid), max(self.high, other.high)
+        )
+
+    @property
+    def interval(self) -> Interval:
+        """The two ends."""
+        return Interval(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """One share of a rank's memory and where its figure comes from."""
+    """One share of a rank's memory and where its figure comes from.
+
+    Attributes:
+        bytes: lowest and highest.
+        usual_bytes: what it most likely is.
+    """
 
     name: str
     bytes: Interval
+    usual_bytes: int
     source: str
 
 
@@ -33,167 +84,297 @@ class MemoryPlan:
         kv_cache_bytes: what is left; an end may be zero or less, then the model may not fit.
             None when it cannot be said honestly.
         reason: why it cannot be said, and what to do.
+        mid: what is most likely left; None where kv_cache_bytes is None.
+        calibration: the classes of boots that the measured parts come from; none where the memory
+            is given.
     """
 
     parts: tuple[MemoryPart, ...]
     kv_cache_bytes: Interval | None
     reason: str | None = None
+    mid: int | None = None
+    calibration: tuple[CalibrationClass, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Era:
-    """Versions whose start-up profile measures alike; figures from logged boots.
+class CalibrationClass:
+    """Boots whose start-up measured alike, and what they took.
 
     Attributes:
-        first: first version; last: first version after it. Eras overlap where the change is not
-            known to the release.
-        logit_bytes: bytes the sampler's trial run takes for one entry of the logits.
-        forward_percent: forward pass, as a share of the estimate by shape.
-        least: memory that the trial run takes at least.
-        fixed, fixed_tensor: memory outside the profile: libraries, workspaces, loader; with more
-            than one rank also communication buffers.
-        graphs: whether CUDA graphs may be taken off the share.
+        first: first version; before: first version after the class.
+        runner: 1 or 2, the engine's model runner; None for both.
+        compiled: False for boots without compilation and graphs; None for both.
+        logit_bytes: bytes that the sampler's trial run takes for one entry of the logits.
+        other: bytes beyond what is worked out: libraries, workspaces, buffers of the loader.
+        boots: boots that the class rests on; covered: those that lie inside its interval.
     """
 
     name: str
     first: tuple[int, int, int]
-    last: tuple[int, int, int]
-    logit_bytes: Interval
-    forward_percent: Interval
-    least: Interval
-    fixed: Interval
-    fixed_tensor: Interval
-    graphs: bool
+    before: tuple[int, int, int]
+    runner: int | None
+    compiled: bool | None
+    logit_bytes: Spread
+    other: Spread
+    boots: int
+    covered: int
 
 
-# 0.17 replaced the sorting sampler; 0.20.2 began to charge graphs; 0.27 measures what the device
-# lost instead of adding up parts.
-_ERAS: Final = (
-    _Era(
-        name="0.10.2 to 0.16",
-        first=(0, 10, 2),
-        last=(0, 17, 0),
-        logit_bytes=Interval(12, 44),
-        forward_percent=Interval(50, 120),
-        least=Interval(0, 0),
-        fixed=Interval(0, 350 * MIB),
-        fixed_tensor=Interval(0, 1500 * MIB),
-        graphs=False,
-    ),
-    _Era(
-        name="0.17 to 0.20.1",
-        first=(0, 16, 1),
-        last=(0, 20, 2),
-        # Three boots only (17 bytes a logit at most), so wide: the old sampler may still be in use.
-        logit_bytes=Interval(0, 44),
-        forward_percent=Interval(50, 120),
-        least=Interval(0, 1024 * MIB),
-        fixed=Interval(0, 450 * MIB),
-        fixed_tensor=Interval(0, 1500 * MIB),
-        graphs=False,
-    ),
-    _Era(
-        name="0.20 to 0.26",
-        first=(0, 20, 0),
-        last=(0, 27, 1),
-        logit_bytes=Interval(0, 20),
-        forward_percent=Interval(50, 110),
-        least=Interval(0, 1024 * MIB),
-        fixed=Interval(0, 350 * MIB),
-        fixed_tensor=Interval(0, 1400 * MIB),
-        graphs=True,
-    ),
-    _Era(
-        name="0.27 to 0.33",
-        first=(0, 26, 1),
-        last=(0, 34, 0),
-        logit_bytes=Interval(0, 10),
-        forward_percent=Interval(50, 110),
-        least=Interval(0, 256 * MIB),
-        fixed=Interval(0, 1100 * MIB),
-        fixed_tensor=Interval(0, 1900 * MIB),
-        graphs=True,
-    ),
-)
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """What ranks that work together hold for talking to each other: so much each, so much once."""
+
+    each: Spread
+    once: Spread
+
+    def bytes(self, ranks: int) -> Spread:
+        """Return what one of this many ranks holds."""
+        return self.each.times(ranks) + self.once if ranks > 1 else Spread.point(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """All that was measured of vLLM's memory; the catalog holds the figures.
+
+    Attributes:
+        forward_percent: forward pass, as a share of the estimate by shape.
+        graph_bytes: one CUDA graph of one layer; first_graph_bytes: the first ones once.
+        encoder_token_bytes: trial run of an encoder, for each token of its budget.
+        drafting: what a drafting model or module takes beyond its weights.
+        linked, unlinked: communication of ranks with and without NVLink.
+    """
+
+    classes: tuple[CalibrationClass, ...]
+    forward_percent: Spread
+    graph_bytes: Spread
+    first_graph_bytes: Spread
+    encoder_token_bytes: Spread
+    drafting: Spread
+    linked: Communication
+    unlinked: Communication
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The shape that decides how much memory a step of the engine works in.
+
+    Attributes:
+        layers: decoder layers of the rank with most of them.
+        hidden, intermediate: width of the model, and of its MLP or of all experts of one token.
+        attention_heads, kv_heads, head_dim: of one layer, over all ranks.
+        vocab: entries of the logits of one token.
+        experts_per_token: experts that a token passes through; 0 for dense models.
+        model_type: the config's word for the architecture.
+        stateful: whether layers keep a state (linear attention, SSM).
+        index_dim: elements of a key of the sparse attention index; 0 without one.
+        quantized: whether the weights are.
+        encoder: whether the engine loads an encoder for images or sound.
+        samples: whether tokens are sampled; pooling models (embeddings) do not.
+    """
+
+    layers: int
+    hidden: int
+    intermediate: int
+    attention_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    experts_per_token: int = 0
+    model_type: str = ""
+    stateful: bool = False
+    index_dim: int = 0
+    quantized: bool = False
+    encoder: bool = False
+    samples: bool = True
+
+    @classmethod
+    def of(cls, geometry: ModelGeometry, *, pipeline: int = 1, encoder: bool = True) -> Self:
+        """Return the shape of a model on the rank with most layers.
+
+        Args:
+            geometry: the model.
+            pipeline: pipeline parallel size.
+            encoder: whether the engine loads an encoder where the model has one.
+        """
+        caches = [cache for layer in geometry.caches for cache in layer]
+        return cls(
+            layers=ceil_div(geometry.layers, pipeline),
+            hidden=geometry.hidden,
+            intermediate=geometry.intermediate or 4 * geometry.hidden,
+            attention_heads=geometry.attention_heads,
+            kv_heads=geometry.kv_heads,
+            head_dim=geometry.head_dim,
+            vocab=geometry.vocab,
+            experts_per_token=geometry.experts_per_token,
+            model_type=geometry.model_type,
+            stateful=any(isinstance(cache, State) for cache in caches),
+            index_dim=max((c.dim for c in caches if isinstance(c, KeyIndex)), default=0),
+            quantized=geometry.quantization is not None,
+            encoder=encoder and geometry.encoder is not None,
+        )
+
+
 # Batch sizes for which vLLM captures CUDA graphs, as far as they go (config/vllm.py).
 GRAPH_SIZES: Final = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
-_WEIGHTS_MARGIN_BYTES: Final = 64 * MIB
-_SOURCE: Final = "logged boots of vLLM {era}, docs/memory.md"
+# Largest item of an encoder in tokens, where the family's is known; vLLM tries the encoder with the
+# larger of it and the step (v1/core/encoder_cache_manager.py compute_mm_encoder_budget).
+_ENCODER_ITEMS: Final = (("gemma", 2496),)
+_ENCODER_ITEM: Final = 16384
+# First versions in which something is so, read in the sources.
+_GRAPHS_CHARGED: Final = (0, 20, 0)  # VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS = 1 (envs.py)
+_GRAPHS_CHARGED_RUNNER_2: Final = (0, 29, 0)  # before, v1/worker/gpu/model_runner.py returns 0
+_INDEX_BUFFER_WIDENED: Final = (0, 13, 0)  # get_max_prefill_buffer_size: 2, then 40 sequences
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Models that the second runner takes over (config/vllm.py use_v2_model_runner).
+
+    Attributes:
+        last_without, first_with: versions read; between them it is not known.
+        types: families by model_type; None for all.
+        quantized, mixtures, others: whether it takes quantized models, models of experts, and
+            hybrids, encoders and pooling models.
+    """
+
+    last_without: tuple[int, int, int]
+    first_with: tuple[int, int, int]
+    types: frozenset[str] | None
+    quantized: bool = True
+    mixtures: bool = False
+    others: bool = False
+
+    def takes(self, work: Work) -> bool:
+        """Return whether it takes a model."""
+        if self.types is not None and work.model_type not in self.types:
+            return False
+        plain = not (work.stateful or work.encoder) and work.samples
+        return (
+            (self.quantized or not work.quantized)
+            and (self.mixtures or not work.experts_per_token)
+            and (self.others or plain)
+        )
+
+
+_STARTS: Final = (
+    _Start((0, 21, 0), (0, 22, 1), frozenset({"qwen3"}), quantized=False),
+    _Start((0, 22, 1), (0, 23, 0), frozenset({"llama", "mistral"}), quantized=False),
+    _Start((0, 23, 0), (0, 24, 0), frozenset({"qwen3", "llama", "mistral"})),
+    _Start(
+        (0, 23, 0),
+        (0, 24, 0),
+        frozenset({"deepseek_v2", "qwen2_moe", "granitemoe"}),
+        mixtures=True,
+    ),
+    _Start((0, 24, 0), (0, 25, 1), None),
+    _Start((0, 28, 0), (0, 29, 0), None, mixtures=True, others=True),
+)
 
 
 def given_memory(kv_cache_bytes: int) -> MemoryPlan:
     """Return the plan of a rank whose KV cache memory is given to the engine."""
     exact = Interval.point(kv_cache_bytes)
-    return MemoryPlan((MemoryPart("KV cache", exact, "given"),), exact)
+    part = MemoryPart("KV cache", exact, kv_cache_bytes, "given")
+    return MemoryPlan((part,), exact, mid=kv_cache_bytes)
 
 
 def rank_memory(
-    geometry: ModelGeometry,
+    work: Work,
     *,
     device_bytes: Interval,
-    memory_percent: int,
-    weights_bytes: int,
+    memory_percent: int | Fraction,
+    weights: Interval,
     version: tuple[int, ...],
-    tensor: int,
-    pipeline: int,
+    calibration: Calibration,
+    max_model_tokens: int,
     max_num_seqs: int,
     max_batched_tokens: int,
+    tensor: int = 1,
+    pipeline: int = 1,
+    data: int = 1,
     vendor: str = "nvidia",
+    linked: bool = False,
+    eager: bool = False,
+    drafted_tokens: int = 0,
 ) -> MemoryPlan:
     """Return what is left for the KV cache on the rank that decides.
 
     Args:
-        geometry: the model.
+        work: shape of the model on the rank.
         device_bytes: memory that the driver reports for one device, lowest and highest seen.
         memory_percent: share of it that the engine may use.
-        weights_bytes: weights of the whole model as loaded.
+        weights: weights of this rank as loaded (kv/weights.py).
         version: engine version as numbers.
-        tensor: tensor parallel size.
-        pipeline: pipeline parallel size.
+        calibration: what was measured (catalog/calibration.py).
+        max_model_tokens: longest sequence; the buffers of a sparse attention index follow it.
         max_num_seqs: sequences that the engine sizes its sampler and its graphs for.
         max_batched_tokens: tokens of one step, which the forward pass is tried with.
+        tensor, pipeline, data: parallel sizes.
         vendor: maker of the device; only NVIDIA devices have enough logged boots.
+        linked: whether the devices of a node are joined by NVLink.
+        eager: no compilation and no graphs (--enforce-eager).
+        drafted_tokens: tokens that a speculator drafts a step; 0 without one.
     """
-    share = MemoryPart(
-        "share of the device",
-        Interval(
-            ceil_div(device_bytes.low * memory_percent, 100),
-            ceil_div(device_bytes.high * memory_percent, 100),
-        ),
-        f"{memory_percent} % of what the driver reports",
+    share = Spread(
+        math.ceil(device_bytes.low * memory_percent / 100),
+        math.ceil((device_bytes.low + device_bytes.high) * memory_percent / 200),
+        math.ceil(device_bytes.high * memory_percent / 100),
     )
-    weights = MemoryPart(
-        "weights",
-        _rank_weights(geometry, weights_bytes, tensor=tensor, pipeline=pipeline),
-        "weights over all ranks, divided; embeddings stay on the first and last stage",
+    given = (
+        _part("share of the device", share, f"{_percent(memory_percent)} of the driver's figure"),
+        _part("weights", Spread.of(weights), "weights of one rank as loaded"),
     )
-    reason = _unpredictable(geometry, vendor, version)
+    runners = model_runners(work, version)
+    classes = tuple(
+        found
+        for found in calibration.classes
+        if found.first <= version < found.before
+        and (found.runner is None or found.runner in runners)
+        and found.compiled in (None, not eager)
+    )
+    reason = _unpredictable(work, vendor, data, classes)
     if reason is not None:
-        return MemoryPlan((share, weights), None, reason)
-    eras = [era for era in _ERAS if era.first <= version[:3] < era.last]
-    source = _SOURCE.format(era=" and ".join(era.name for era in eras))
-    forward = forward_bytes(geometry, max_batched_tokens, tensor=tensor)
-    logits = min(max_num_seqs, max_batched_tokens) * geometry.vocab
-    graphs = _graph_bytes(geometry, max_num_seqs, layers=ceil_div(geometry.layers, pipeline))
+        return MemoryPlan(given, None, reason)
+    measured = "logged boots of vLLM " + " and ".join(found.name for found in classes)
     taken = (
-        MemoryPart(
-            "working memory", _hull([_working(era, forward, logits) for era in eras]), source
+        _part(
+            "working memory",
+            _working(
+                work,
+                classes,
+                calibration,
+                max_num_seqs=max_num_seqs,
+                max_batched_tokens=max_batched_tokens,
+                tensor=tensor,
+            )
+            + Spread.point(_index_buffer(work, version, max_model_tokens)),
+            "the trial run: the larger of forward pass, sampler and encoder",
         ),
-        MemoryPart(
-            "outside the profile",
-            _hull([era.fixed if tensor == 1 else era.fixed_tensor for era in eras]),
-            source,
+        _part("outside the trial run", _hull([found.other for found in classes]), measured),
+        _part(
+            "communication",
+            (calibration.linked if linked else calibration.unlinked).bytes(tensor * pipeline)
+            + Spread.point(_handed_over(work, max_batched_tokens) if pipeline > 1 else 0),
+            measured,
         ),
-        MemoryPart(
+        _part(
             "CUDA graphs",
-            _hull([graphs if era.graphs else Interval.point(0) for era in eras]),
-            source,
+            _hull([_graphs(work, calibration, version, runner, max_num_seqs) for runner in runners])
+            if not eager
+            else Spread.point(0),
+            measured,
+        ),
+        _part(
+            "drafting",
+            calibration.drafting if drafted_tokens else Spread.point(0),
+            measured,
         ),
     )
-    left = share.bytes - weights.bytes
-    for part in taken:
-        left -= part.bytes
-    return MemoryPlan((share, weights, *taken), left)
+    left = Spread(share.low, share.mid, share.high)
+    for part in (given[1], *taken):
+        left -= Spread(part.bytes.low, part.usual_bytes, part.bytes.high)
+    parts = given + tuple(part for part in taken if part.bytes.high)
+    return MemoryPlan(parts, left.interval, mid=left.mid, calibration=classes)
 
 
 def cpu_pod_bytes(weights_bytes: int, kv_cache_bytes: int) -> int:
@@ -201,82 +382,126 @@ def cpu_pod_bytes(weights_bytes: int, kv_cache_bytes: int) -> int:
     return weights_bytes + kv_cache_bytes + 2 * GIB
 
 
-def forward_bytes(geometry: ModelGeometry, tokens: int, *, tensor: int) -> int:
+def forward_bytes(work: Work, tokens: int, *, tensor: int) -> int:
     """Return the activations of one forward pass by the model's shape, at 16 bits.
 
     Per token: three MLP buffers, four of the hidden state, queries, keys and values, and for models
     of experts one hidden state an expert. An upper bound for dense models; fitted, not proven.
     """
-    intermediate = geometry.intermediate or 4 * geometry.hidden
-    heads = geometry.attention_heads + 2 * geometry.kv_heads
-    divided = ceil_div(3 * intermediate + heads * geometry.head_dim, tensor)
-    return 2 * tokens * (divided + (4 + geometry.experts_per_token) * geometry.hidden)
+    heads = work.attention_heads + 2 * work.kv_heads
+    divided = ceil_div(3 * work.intermediate + heads * work.head_dim, tensor)
+    return 2 * tokens * (divided + (4 + work.experts_per_token) * work.hidden)
 
 
-def _unpredictable(geometry: ModelGeometry, vendor: str, version: tuple[int, ...]) -> str | None:
+def model_runners(work: Work, version: tuple[int, ...]) -> tuple[int, ...]:
+    """Return which of the engine's two model runners start by default; both where not known.
+
+    The second one samples with less memory and charged no graphs up to 0.28.
+    """
+    starts = [start for start in _STARTS if start.takes(work)]
+    if any(start.first_with <= version for start in starts):
+        return (2,)
+    return (1, 2) if any(start.last_without < version for start in starts) else (1,)
+
+
+def _unpredictable(
+    work: Work, vendor: str, data: int, classes: Sequence[CalibrationClass]
+) -> str | None:
     give = "give spec.budget.kvCacheMemoryPerRank, or start it and let the engine report"
-    if geometry.encoder is not None:
-        return (
-            f"the model has an encoder ({geometry.encoder}), whose working memory is several GiB "
-            f"and not predicted; {give}"
-        )
     if vendor != "nvidia":
         return f"too few boots on {vendor} devices were logged to predict their memory; {give}"
-    if not any(era.first <= version[:3] < era.last for era in _ERAS):
+    if work.experts_per_token and data > 1:
+        return (
+            "no boots were logged of models of experts over several data-parallel ranks, whose "
+            f"exchange buffers can be GiBs; {give}"
+        )
+    if not classes:
         return f"no boots of this engine version were logged; {give}"
     return None
 
 
-def _rank_weights(
-    geometry: ModelGeometry, weights_bytes: int, *, tensor: int, pipeline: int
-) -> Interval:
-    """Return the weights of the rank that decides: that of the stage with most layers.
-
-    Loaded weights differ from the checkpoint by padding and repacking (measured within 1 %).
-    """
-    if pipeline == 1:
-        stage = Interval.point(weights_bytes)
-    else:
-        embedding = min(2 * geometry.vocab * geometry.hidden, weights_bytes // 2)
-        body = max(0, weights_bytes - 2 * embedding)
-        layers = ceil_div(geometry.layers, pipeline)
-        least = body * layers // geometry.layers
-        stage = Interval(least, (weights_bytes - embedding) * layers // geometry.layers + embedding)
-    # Key and value projections are copied, not divided, once there are more ranks than heads.
-    copied = max(0, tensor - geometry.kv_heads)
-    projections = 4 * geometry.layers * geometry.hidden * geometry.head_dim * copied
-    return Interval(
-        stage.low * 99 // (100 * tensor),
-        ceil_div(stage.high * 101 + 100 * projections, 100 * tensor) + _WEIGHTS_MARGIN_BYTES,
+def _working(
+    work: Work,
+    classes: Sequence[CalibrationClass],
+    calibration: Calibration,
+    *,
+    max_num_seqs: int,
+    max_batched_tokens: int,
+    tensor: int,
+) -> Spread:
+    """Return the peak of the trial run, whose stages take turns in the same memory."""
+    forward = calibration.forward_percent.times(
+        forward_bytes(work, max_batched_tokens, tensor=tensor), 100
     )
-
-
-def _working(era: _Era, forward: int, logits: int) -> Interval:
-    return Interval(
-        max(
-            era.least.low,
-            forward * era.forward_percent.low // 100,
-            logits * era.logit_bytes.low,
-        ),
-        max(
-            era.least.high,
-            ceil_div(forward * era.forward_percent.high, 100),
-            logits * era.logit_bytes.high,
-        ),
+    logits = min(max_num_seqs, max_batched_tokens) * work.vocab if work.samples else 0
+    sampler = _hull([found.logit_bytes for found in classes]).times(logits)
+    peak = forward.at_least(sampler)
+    if not work.encoder:
+        return peak
+    item = next(
+        (tokens for family, tokens in _ENCODER_ITEMS if work.model_type.startswith(family)),
+        _ENCODER_ITEM,
     )
+    whole = calibration.encoder_token_bytes.times(max(max_batched_tokens, item))
+    # Heads and MLP of the encoder are divided, what it hands over is not.
+    divided = whole.times(1, tensor)
+    return peak.at_least(Spread(divided.low, divided.mid, whole.high))
 
 
-def _graph_bytes(geometry: ModelGeometry, max_num_seqs: int, *, layers: int) -> Interval:
-    """Return what the graphs may take: nothing where the engine does not charge them.
+def _handed_over(work: Work, max_batched_tokens: int) -> int:
+    """Return the buffers in which a stage gets hidden states and residuals of a step, at 16 bits.
 
-    Logged estimates of dense models: 6 to 9 MiB a graph at 28 to 36 layers, up to 450 MiB for the
-    first few. The one large model of experts took 49 MiB a graph at 78 layers.
+    v1/worker/gpu/model_runner.py make_empty_intermediate_tensors.
     """
-    piecewise = sum(size <= max(2, 2 * max_num_seqs) for size in GRAPH_SIZES)
-    full = sum(size <= max_num_seqs for size in GRAPH_SIZES)
-    each = (6 * MIB + layers * MIB // 10) * (4 if geometry.experts_per_token else 1)
-    return Interval(0, max(450 * MIB, (piecewise + full) * each))
+    return 2 * 2 * max_batched_tokens * work.hidden
 
 
-def _hull(intervals: list[Interval]) -> Interval:
-    return Interval(min(i.low for i in intervals), max(i.high for i in intervals))
+def _index_buffer(work: Work, version: tuple[int, ...], max_model_tokens: int) -> int:
+    """Return the buffer that gathers keys of the sparse attention index: 8-bit keys and a scale.
+
+    It holds forty of the longest sequences, two in older versions
+    (v1/attention/backends/mla/indexer.py); 4.03 GiB at 819,200 tokens.
+    """
+    if not work.index_dim:
+        return 0
+    sequences = 40 if version >= _INDEX_BUFFER_WIDENED else 2
+    return sequences * max_model_tokens * (work.index_dim + 4)
+
+
+def _graphs(
+    work: Work,
+    calibration: Calibration,
+    version: tuple[int, ...],
+    runner: int,
+    max_num_seqs: int,
+) -> Spread:
+    """Return what is taken off the share for CUDA graphs; nothing where they are not charged.
+
+    The engine captures graphs of pieces up to twice the sequences and of whole steps up to the
+    sequences, each with a part for every layer.
+    """
+    since = _GRAPHS_CHARGED if runner == 1 else _GRAPHS_CHARGED_RUNNER_2
+    if version < since:
+        return Spread.point(0)
+    pieces = sum(size <= max(2, 2 * max_num_seqs) for size in GRAPH_SIZES)
+    whole = sum(size <= max_num_seqs for size in GRAPH_SIZES)
+    each = calibration.graph_bytes.times((pieces + whole) * work.layers)
+    return each + calibration.first_graph_bytes
+
+
+def _part(name: str, spread: Spread, source: str) -> MemoryPart:
+    return MemoryPart(name, spread.interval, spread.mid, source)
+
+
+def _percent(share: int | Fraction) -> str:
+    return f"{float(share):g} %"
+
+
+def _hull(spreads: Sequence[Spread]) -> Spread:
+    """Return what encloses all; the usual value is the middle one of theirs."""
+    mids = sorted(spread.mid for spread in spreads)
+    return Spread(
+        min(spread.low for spread in spreads),
+        (mids[(len(mids) - 1) // 2] + mids[len(mids) // 2]) // 2,
+        max(spread.high for spread in spreads),
+    )

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.quantity import quantity_bytes
 from ballonet.api.v1alpha1 import InferencePoolSpec
+from ballonet.catalog.calibration import calibration
 from ballonet.engines import vllm
 from ballonet.kv.layout import CacheLayout
-from ballonet.kv.memory import MemoryPlan, given_memory, rank_memory
+from ballonet.kv.memory import MemoryPlan, Work, given_memory, rank_memory
 from ballonet.kv.units import Interval, format_bytes, largest
+from ballonet.kv.weights import rank_weights
 from ballonet.planning import explain
 from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, ranks_per_pod, takes
 from ballonet.planning.budget import budget_interval, usable_blocks
@@ -71,14 +73,27 @@ class Capacity:
         assert resolved.geometry is not None
         assert resolved.weights is not None
         assert resolved.device.memory_bytes is not None
+        parallel, arguments = spec.parallelism, resolved.arguments
+        text_only = arguments.text_only or arguments.skips_encoder_profile
         return rank_memory(
-            resolved.geometry,
+            Work.of(resolved.geometry, pipeline=parallel.pipeline, encoder=not text_only),
             device_bytes=resolved.device.memory_bytes,
             memory_percent=memory_percent or spec.accelerator.memory_percent,
-            weights_bytes=self._weights_bytes(resolved.weights.bytes),
-            version=vllm.parse_version(spec.engine.version),
-            tensor=spec.parallelism.tensor,
-            pipeline=spec.parallelism.pipeline,
+            weights=rank_weights(
+                resolved.geometry,
+                self._weights_bytes(resolved.weights.bytes),
+                tensor=parallel.tensor,
+                pipeline=parallel.pipeline,
+            ),
+            version=vllm.parse_version(spec.engine.version)[:3],
+            calibration=calibration(),
+            max_model_tokens=spec.sequence.max_tokens,
+            tensor=parallel.tensor,
+            pipeline=parallel.pipeline,
+            data=parallel.data,
+            linked=resolved.device.linked,
+            eager=arguments.eager,
+            drafted_tokens=arguments.speculation.tokens if arguments.speculation else 0,
             max_num_seqs=vllm.max_num_seqs(slots, spec.engine.version),
             max_batched_tokens=max_batched_tokens(spec, resolved.device.device, slots),
             vendor=resolved.device.vendor,
