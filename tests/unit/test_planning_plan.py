@@ -40,7 +40,7 @@ def test_the_demo_does_not_fit_and_says_why() -> None:
     assert plan.topology_fits.reason is Reason.EXCEEDS_BUDGET
     assert plan.topology_fits.message == (
         "planner 1 + worker 5 = 6 sequences x 32 blocks = 192; budget 114 (128 blocks - 1, x 90 %, "
-        "given); 3 fit. Fits with ceiling 608 (19 blocks)."
+        "given); 3 fit, the other 3 would queue. Fits with ceiling 608 (19 blocks)."
     )
 
 
@@ -207,8 +207,8 @@ def test_a_ceiling_with_which_the_engine_may_not_start_is_not_said_to_fit() -> N
     assert plan.available_slots == 0
     held = plan.blocks.low - 1
     assert (
-        "it may refuse to start, because one sequence of 32768 tokens takes 2048 blocks and only "
-        f"{held} can surely be held" in plan.topology_fits.message
+        "it may refuse to start, because one sequence of 32,768 tokens takes 2,048 blocks and only "
+        f"{held:,} can surely be held" in plan.topology_fits.message
     )
 
 
@@ -229,7 +229,11 @@ def test_what_surely_fits_is_told_where_far_more_is_needed() -> None:
     assert plan.budget_blocks is not None and plan.budget_blocks.low == 0
     assert plan.topology_fits.reason is Reason.EXCEEDS_BUDGET
     assert plan.gates is not None and plan.available_slots == plan.gates.max_concurrent > 20
-    assert f"; {plan.available_slots} surely fit." in plan.topology_fits.message
+    queued = 30_000 - plan.available_slots
+    assert (
+        f"; {plan.available_slots} surely fit, the other {queued:,} would queue."
+        in plan.topology_fits.message
+    )
 
 
 def test_one_sequence_without_the_safety_starts_but_is_not_promised() -> None:
@@ -298,7 +302,10 @@ def test_a_pool_whose_sequences_fit_at_their_own_ceilings_does_not_deadlock() ->
     plan = demo(sequence={"maxTokens": 4096}, budget=kv_memory(256), topologies=[topology(*roles)])
     assert plan.topology_fits.reason is Reason.EXCEEDS_BUDGET
     assert plan.gates is not None and plan.gates.max_concurrent == 7
-    assert "; 7 fit; the limit of 7 trusts the ceilings" in plan.topology_fits.message
+    assert (
+        "; 7 fit, the other 3 would queue; the limit of 7 trusts the ceilings"
+        in plan.topology_fits.message
+    )
 
 
 def test_a_ceiling_that_no_sequence_can_reach_is_no_budget() -> None:

@@ -13,7 +13,7 @@ from ballonet.kv.memory import MemoryPlan
 from ballonet.kv.units import Interval, counted, format_bytes
 from ballonet.planning.batch import least_batched_tokens, takes
 from ballonet.planning.budget import max_concurrent, usable_blocks
-from ballonet.planning.topology import EngineNeed, Judgement, RoleNeed, RunNeed, sharing_engines
+from ballonet.planning.topology import EngineNeed, Judgement, RoleNeed, RunNeed, engines, pods
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def bounded(message: str) -> str:
 
 def _plain(need: EngineNeed) -> RunNeed | None:
     """Return the only run of a need whose sequences all hold the same blocks, or None."""
-    if need.reserved_slots or len(need.runs) != 1:
+    if need.reserved_slots or need.spread_runs or len(need.runs) != 1:
         return None
     (run,) = need.runs
     same = len({role.blocks for role in run.roles}) == 1
@@ -49,37 +49,49 @@ def _plain(need: EngineNeed) -> RunNeed | None:
 
 
 def _roles(roles: Sequence[RoleNeed]) -> str:
-    return " + ".join(f"{role.name} {role.count} x {role.blocks}" for role in roles)
+    return " + ".join(f"{role.name} {role.count:,} x {role.blocks:,}" for role in roles)
 
 
 def _run(run: RunNeed) -> str:
+    """Return what the runs of one topology hold at their fullest."""
     phase = _fullest(run)
     inner = _roles(phase)
     shared = sum(role.count * role.shared_blocks for role in phase)
     if shared:
-        inner += f" - {shared} shared"
+        inner += f" - {shared:,} shared"
     if len(run.phases) > 1:
         inner = f"most of {len(run.phases)} phases: {inner}"
-    return f"{run.topology} {run.runs} x ({inner}) = {run.runs * run.own_blocks}"
+    return f"{run.topology} {run.runs:,} x ({inner})"
+
+
+def _brief_run(run: RunNeed) -> str:
+    return f"{run.topology} {run.runs:,} x {run.own_blocks:,}"
+
+
+def _spread(need: EngineNeed) -> str:
+    of = sum(run.all_slots for run in need.spread_runs)
+    return f"any {need.spread_slots:,} of {counted(of, 'sequence')}"
 
 
 def need_text(need: EngineNeed, *, brief: bool = False) -> str:
     """Return how the need comes about."""
     if not need.slots:
-        return f"No topology is declared; one sequence takes {need.blocks_per_sequence} blocks"
+        return f"No topology is declared; one sequence takes {need.blocks_per_sequence:,} blocks"
     if (run := _plain(need)) is not None:
-        names = " + ".join(f"{role.name} {role.count}" for role in run.roles)
-        return f"{names} = {need.slots} sequences x {run.roles[0].blocks} blocks = {need.blocks}"
-    terms = [_run(run) for run in need.runs]
-    if brief:
-        terms = [f"{run.topology} {run.runs} x {run.own_blocks}" for run in need.runs]
+        names = " + ".join(f"{role.name} {role.count:,}" for role in run.roles)
+        each = f"{need.slots:,} sequences x {run.roles[0].blocks:,} blocks"
+        return f"{names} = {each} = {need.blocks:,}"
+    run_text = _brief_run if brief else _run
+    terms = [f"{run_text(run)} = {run.runs * run.own_blocks:,}" for run in need.whole_runs]
+    if need.spread_runs:
+        runs = " and ".join(run_text(run) for run in need.spread_runs)
+        terms.append(f"{_spread(need)} of {runs} = {need.spread_blocks:,}")
     if need.reserved_slots:
-        terms.append(
-            f"reserved {need.reserved_slots} x {need.blocks_per_sequence} = {need.reserved_blocks}"
-        )
+        each = f"{need.reserved_slots:,} x {need.blocks_per_sequence:,}"
+        terms.append(f"reserved {each} = {need.reserved_blocks:,}")
     if need.shared_blocks:
-        terms.append(f"shared prefixes once {need.shared_blocks}")
-    return f"{'; '.join(terms)}; together {need.slots} sequences, {need.blocks} blocks"
+        terms.append(f"shared prefixes once {need.shared_blocks:,}")
+    return f"{'; '.join(terms)}; together {need.slots:,} sequences, {need.blocks:,} blocks"
 
 
 def need_parts(need: EngineNeed) -> list[tuple[str, int]]:
@@ -91,10 +103,11 @@ def need_parts(need: EngineNeed) -> list[tuple[str, int]]:
             f"{role.name} {run.runs * role.count:,} x {role.blocks - role.shared_blocks:,} =",
             run.runs * role.own_blocks,
         )
-        for run in need.runs
+        for run in need.whole_runs
         for role in _fullest(run)
     ]
     parts += [
+        (_spread(need), need.spread_blocks),
         ("shared prefixes", need.shared_blocks),
         (
             f"reserved {need.reserved_slots:,} x {need.blocks_per_sequence:,} =",
@@ -119,8 +132,8 @@ def batch_text(spec: InferencePoolSpec, slots: int) -> str:
     if takes(spec, slots):
         return ""
     return (
-        f" because of spec.sequence.maxBatchedTokens {spec.sequence.max_batched_tokens}: give at "
-        f"least {least_batched_tokens(spec, slots)} to run {slots}"
+        f" because of spec.sequence.maxBatchedTokens {spec.sequence.max_batched_tokens:,}: give at "
+        f"least {least_batched_tokens(spec, slots):,} to run {slots:,}"
     )
 
 
@@ -135,67 +148,79 @@ def verdict_text(
     concurrent: int,
     limit: int,
 ) -> str:
-    """Return what the comparison of need and budget means."""
+    """Return what the comparison of need and budget means, and what would really happen."""
     trust = ""
     if sure >= limit > concurrent:
-        trust = f"; the limit of {limit} trusts the ceilings and prefixes of roles"
+        trust = f"; the limit of {limit:,} trusts the ceilings and prefixes of roles"
     if reason is Reason.FITS:
-        return f"all {need.slots} fit{trust}{_spread_text(spec, need)}"
+        return f"all {need.slots:,} fit{trust}{_router_text(spec, need)}"
     if reason is Reason.WITHIN_UNCERTAINTY:
-        who = f"all {need.slots} do" if need.slots else "one does"
+        who = f"all {need.slots:,} do" if need.slots else "one does"
         start = ""
         if usable_blocks(blocks.low) < need.blocks_per_sequence:
             start = (
-                f"; it may refuse to start, because one sequence of {spec.sequence.max_tokens} "
-                f"tokens takes {need.blocks_per_sequence} blocks and only "
-                f"{usable_blocks(blocks.low)} can surely be held"
+                f"; it may refuse to start, because one sequence of {spec.sequence.max_tokens:,} "
+                f"tokens takes {need.blocks_per_sequence:,} blocks and only "
+                f"{usable_blocks(blocks.low):,} can surely be held"
             )
         return (
-            f"{sure} surely fit; whether {who} lies inside the prediction, and the running engine "
-            f"decides: it runs {limit} at once{start}"
+            f"{sure:,} surely fit; whether {who} lies inside the prediction, and the running "
+            f"engine decides: it runs {limit:,} at once{start}"
         )
     if reason is Reason.BUDGET_UNKNOWN:
         return (
-            f"{sure} surely fit; roles have lower ceilings, and how many blocks they take is not "
+            f"{sure:,} surely fit; roles have lower ceilings, and how many blocks they take is not "
             "known for this model"
         )
     if need.slots > limit and need.blocks <= budget.low:
-        return f"{need.slots} would fit, but {_limit_text(spec, need, limit)}"
-    fit = f"{sure} fit" if budget.exact else f"{sure} surely fit"
+        return f"{need.slots:,} would fit, but {_limit_text(spec, need, limit)}"
+    fit = f"{sure:,} fit" if budget.exact else f"{sure:,} surely fit"
     if limit > sure:
-        fit += f" and the engine runs {limit} at once"
+        fit += f" and the engine runs {limit:,} at once"
     fit += batch_text(spec, need.slots)
     if reason is Reason.WOULD_DEADLOCK:
         return (
-            f"{fit}, and {need.waiting_holders} sequences may hold a slot while they wait for "
+            f"{fit}, and {need.waiting_holders:,} sequences may hold a slot while they wait for "
             f"others of their run, so none may be left for what they wait for{trust}"
         )
+    if need.slots > limit:
+        fit += f", the other {need.slots - limit:,} would queue"
+    elif need.blocks > usable_blocks(blocks.high):
+        fit += ", so some would be preempted and worked out again"
     return f"{fit}{trust}"
 
 
-def _spread_text(spec: InferencePoolSpec, need: EngineNeed) -> str:
-    """Return what is trusted of the router where engines share runs; else nothing."""
-    engines = sharing_engines(spec)
-    if engines == 1 or not need.runs:
-        return ""
-    return (
-        f"; this trusts that runs are spread evenly over {engines} replicas and that each stays "
-        "on one"
-    )
+def _router_text(spec: InferencePoolSpec, need: EngineNeed) -> str:
+    """Return what is trusted of routers where engines share runs; else nothing."""
+    replicas, ranks = pods(spec), spec.parallelism.data
+    trusted = []
+    if replicas > 1 and any(not run.spread for run in need.runs):
+        trusted.append(
+            f"runs are spread evenly over {replicas:,} replicas and that each stays on one"
+        )
+    if replicas > 1 and any(run.spread for run in need.runs):
+        names = " and ".join(run.topology for run in need.runs if run.spread)
+        trusted.append(f"a router sends each sequence of {names} to the replica that has fewest")
+    if ranks > 1 and need.runs:
+        trusted.append(
+            f"a pod spreads the sequences of a run over its {ranks:,} engines evenly, as it does "
+            "unless clients pin them to a rank"
+        )
+    return f"; this trusts that {', and that '.join(trusted)}" if trusted else ""
 
 
 def _limit_text(spec: InferencePoolSpec, need: EngineNeed, limit: int) -> str:
     """Return why an engine runs fewer at once than its blocks hold."""
     if not takes(spec, need.slots):
-        return f"the engine runs {limit} at once{batch_text(spec, need.slots)}"
-    if sharing_engines(spec) > 1:
+        return f"the engine runs {limit:,} at once{batch_text(spec, need.slots)}"
+    if pods(spec) > 1:
         return (
-            f"the engines were started for {limit} at once, with fewer replicas or because no more "
-            "were sure: pods get another limit with the next change of the spec that replaces "
+            f"the engines were started for {limit:,} at once, with fewer replicas or because no "
+            "more were sure: pods get another limit with the next change of the spec that replaces "
             "them, and a change of spec.replicas alone does not"
         )
     return (
-        f"the engine was started for {limit} at once because no more were sure: give "
+        f"the engine was started for {limit:,} at once because no more were sure: give "
         "spec.budget.kvCacheMemoryPerRank to plan without a prediction"
     )
 
@@ -238,11 +263,11 @@ def topology_finding(
         return Finding(
             status,
             judgement.reason,
-            f"No topology is declared; {sure} sequences of {spec.sequence.max_tokens} tokens fit "
-            f"at once ({word}).",
+            f"No topology is declared; {sure:,} sequences of {spec.sequence.max_tokens:,} tokens "
+            f"fit at once ({word}).",
         )
-    engines = sharing_engines(spec)
-    where = f"each of {engines} engines: " if engines > 1 else ""
+    count = engines(spec)
+    where = f"each of {count:,} engines: " if count > 1 else ""
     verdict = verdict_text(
         spec,
         need,
@@ -338,14 +363,23 @@ def need_steps(need: EngineNeed, budget: Interval, *, engines: int, limit: int) 
             "low end",
         )
     ]
-    for run in need.runs:
-        share = f", shared by {engines} engines" if engines > 1 else ""
+    share = f", shared by {engines} engines" if engines > 1 else ""
+    for run in need.whole_runs:
         steps.append(
             Step(
                 f"Need: {run.topology}",
-                _run(run).partition(" = ")[0],
-                _sequences_and_blocks(run.runs * run.slots, run.runs * run.own_blocks),
+                _run(run),
+                _sequences_and_blocks(run.all_slots, run.runs * run.own_blocks),
                 f"topology{share}",
+            )
+        )
+    if need.spread_runs:
+        steps.append(
+            Step(
+                f"Need: {', '.join(run.topology for run in need.spread_runs)}",
+                f"{_spread(need)} of {' and '.join(_run(run) for run in need.spread_runs)}",
+                _sequences_and_blocks(need.spread_slots, need.spread_blocks),
+                f"spread{share}",
             )
         )
     if need.reserved_slots:
