@@ -86,7 +86,7 @@ def test_a_fit_on_gpus_says_that_it_is_predicted() -> None:
     result = fit(*FITS)
     assert result.exit_code == 0
     assert "surely at once" in result.stdout.splitlines()[0]
-    assert "memory of a rank on H100-80GB (KV cache predicted" in result.stdout
+    assert "memory of a rank on H100-80GB (all predicted" in result.stdout
 
 
 @pytest.mark.parametrize("output", ["json", "yaml"])

@@ -293,7 +293,7 @@ def test_a_config_that_no_pool_would_read_is_refused(tmp_path: Path) -> None:
         (" ", "is empty"),
         ("[]", "JSON object"),
         ('{"model_type": "llama"}', "num_hidden_layers"),
-        (TINY_CONFIG.replace('"num_hidden_layers": 4', f'"num_hidden_layers": {2**63}'), "4096"),
+        (TINY_CONFIG.replace('"num_hidden_layers": 4', f'"num_hidden_layers": {2**63}'), "4,096"),
         (TINY_CONFIG.replace('"num_attention_heads": 8', '"num_attention_heads": 0'), "heads"),
         ("{" + " " * 5_000_000 + "}", "larger than 4 MiB: give the config.json of one model"),
         ("[" * 100_000, "(file)"),

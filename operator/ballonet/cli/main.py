@@ -223,8 +223,8 @@ def version() -> None:
 
 def _pools(names: list[str]) -> tuple[list[PoolDocument], ConfigMaps]:
     """Return the pools of the files, at least one, and the ConfigMaps beside them."""
-    from ballonet.cli.pools import ConfigMaps, no_pool, select  # noqa: PLC0415
     from ballonet.api.yaml_input import InvalidInput, read_documents  # noqa: PLC0415
+    from ballonet.cli.pools import ConfigMaps, no_pool, select  # noqa: PLC0415
 
     pools: list[PoolDocument] = []
     config_maps: list[Any] = []

@@ -17,9 +17,9 @@ def pictures(plan: Plan, canvas: Canvas) -> list[str]:
         return lines
     how = plan.source.value.lower()
     if plan.device is not None and plan.device_memory is not None and plan.memory is not None:
-        rest = "; the rest predicted" if plan.source is Source.GIVEN else ""
+        what = "all predicted" if plan.source is Source.PREDICTED else "KV cache given"
         lines += [
-            f"memory of a rank on {plan.device.name} (KV cache {how}{rest}; bars show the middle)",
+            f"memory of a rank on {plan.device.name} ({what}; the bar shows what is usual)",
             *canvas.bars(memory_bars(plan)),
         ]
     lines += [f"KV blocks of an engine ({how})", *canvas.bars(block_bars(plan))]
@@ -31,25 +31,26 @@ def memory_bars(plan: Plan) -> list[Bar]:
     assert plan.device is not None and plan.device.memory_bytes is not None
     assert plan.memory is not None and plan.device_memory is not None
     _share, *parts = plan.device_memory.parts
-    taken = [_memory_segment(part.name, part.bytes) for part in parts if part.bytes.high > 0]
+    taken = [
+        _memory_segment(part.name, part.bytes, part.usual_bytes)
+        for part in parts
+        if part.bytes.high > 0
+    ]
     kv_cache = plan.memory.kv_cache_bytes
-    if kv_cache is not None and kv_cache.high > 0:
-        taken.append(_memory_segment("KV cache", kv_cache))
-    whole = _middle(plan.device.memory_bytes)
+    if kv_cache is not None and plan.memory.mid is not None and kv_cache.high > 0:
+        taken.append(_memory_segment("KV cache", kv_cache, plan.memory.mid))
+    device = plan.device.memory_bytes
+    whole = (device.low + device.high) // 2
     slack = whole - sum(segment.size for segment in taken)
     if slack >= 0:
         text = f"slack {format_bytes(slack)} of {format_bytes(whole)}"
         return [Bar((*taken, Segment(slack, text, free=True)))]
-    device = Segment(whole, f"the device has {format_bytes(whole)}", free=True)
-    return [Bar(tuple(taken), "takes"), Bar((device,), "has")]
+    there = Segment(whole, f"the device has {format_bytes(whole)}", free=True)
+    return [Bar(tuple(taken), "takes"), Bar((there,), "has")]
 
 
-def _memory_segment(name: str, size: Interval) -> Segment:
-    return Segment(max(0, _middle(size)), f"{name} {amount(size)}")
-
-
-def _middle(interval: Interval) -> int:
-    return (interval.low + interval.high) // 2
+def _memory_segment(name: str, size: Interval, usual: int) -> Segment:
+    return Segment(max(0, usual), f"{name} {amount(size)}")
 
 
 def block_bars(plan: Plan) -> list[Bar]:

@@ -19,10 +19,11 @@ _BROKEN_PIPE: Final = 141
 _NARROW_COLUMNS: Final = 60
 
 
-def bad_input(message: str) -> NoReturn:
-    """Say on standard error what is wrong with the input, and end with exit code 2."""
+def bad_input(*messages: str) -> NoReturn:
+    """Say on standard error what is wrong with the input, a line each, and end with exit code 2."""
     if sys.stderr is not None:
-        print(f"ballonet: {printable(message)}", file=sys.stderr)
+        for message in messages:
+            print(f"ballonet: {printable(message)}", file=sys.stderr)
     raise typer.Exit(2)
 
 
