@@ -308,15 +308,32 @@ def layout_steps(layout: CacheLayout, ceiling: int, source: str) -> list[Step]:
 
 def memory_steps(memory: MemoryPlan) -> list[Step]:
     """Return where the memory of a rank goes."""
-    steps = [
-        Step(f"Memory: {part.name}", "", amount(part.bytes), part.source) for part in memory.parts
-    ]
     assert memory.kv_cache_bytes is not None
-    names = [part.name for part in memory.parts]
-    if len(names) > 1:
-        formula = " - ".join(names)
-        steps.append(Step("KV memory of a rank", formula, amount(memory.kv_cache_bytes), ""))
+    steps = [
+        Step(f"Memory: {part.name}", "", usual_amount(part.bytes, part.usual_bytes), part.source)
+        for part in memory.parts
+    ]
+    if memory.calibration:
+        classes = "; ".join(
+            f"vLLM {one.name}: {counted(one.boots, 'logged boot')}, {one.covered:,} of them inside"
+            for one in memory.calibration
+        )
+        steps.append(
+            Step(
+                "KV memory of a rank",
+                " - ".join(part.name for part in memory.parts),
+                usual_amount(memory.kv_cache_bytes, memory.mid),
+                f"calibrated on {classes}",
+            )
+        )
     return steps
+
+
+def usual_amount(size: Interval, usual: int | None) -> str:
+    """Return bytes for people: the two ends, and what lies usually between them."""
+    if size.exact or usual is None:
+        return amount(size)
+    return f"{amount(size)}, usually {format_bytes(max(0, usual))}"
 
 
 def amount(size: Interval) -> str:
