@@ -99,20 +99,23 @@ CACHE_TYPES: Final = {
 # Bytes of one token in formats made for latents of 512 + 64 elements: 512 of 8 bits, four 32-bit
 # scales and 64 of 16 bits; half of the 512 with a scale for each 16.
 LATENT_CELLS: Final = {FP8_LATENT: 656, "nvfp4_ds_mla": 352}
-_FP8_TYPES: Final = frozenset(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", FP8_LATENT))
+_FP8_TYPES: Final = frozenset(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"))
 
-# From here the engine follows what a ModelOpt checkpoint declares, before it what
-# compressed-tensors declares (attention/layer.py).
-_FOLLOWS_MODELOPT: Final[Version] = (0, 12, 0)
-# Until here "auto" of sparse latent attention was 8 bits on every platform.
+# From here the engine keeps the cache as a checkpoint of this method declares, unless told
+# otherwise (utils/torch_utils.py, attention/layer.py); before, only its scales are read.
+_FOLLOWED: Final[dict[str, Version]] = {"modelopt": (0, 14, 0), "compressed-tensors": (0, 15, 0)}
+# In these versions "auto" of latent attention with a key index is 8 bits (models/config.py).
 _SPARSE_ALWAYS_FP8: Final[tuple[Version, Version]] = ((0, 11, 0), (0, 18, 0))
 
 
-def cache_type(settings: EngineSettings, *, declared: str | None, sparse_latent: bool) -> CacheType:
+def cache_type(
+    settings: EngineSettings, *, declared: str | None, method: str | None, sparse_latent: bool
+) -> CacheType:
     """Return the format in which keys and values are kept.
 
     Args:
         declared: format that the checkpoint declares.
+        method: how the checkpoint is quantised.
         sparse_latent: whether a key index chooses what latent attention reads.
 
     Raises:
@@ -125,21 +128,21 @@ def cache_type(settings: EngineSettings, *, declared: str | None, sparse_latent:
             f"--kv-cache-dtype={name}",
             f"is no format that is known here: {', '.join(sorted(CACHE_TYPES))}",
         )
+    if name == AUTO and declared in CACHE_TYPES and _is_followed(settings.version, method):
+        name = declared
+    if not sparse_latent:
+        return CACHE_TYPES[name]
+    first, end = _SPARSE_ALWAYS_FP8
     if name == AUTO:
-        name = _auto(settings, declared, sparse_latent)
-    if sparse_latent and name in _FP8_TYPES:
-        name = FP8_LATENT
+        name = (
+            FP8_LATENT if first <= settings.version < end else settings.platform.sparse_latent_auto
+        )
+    if name in _FP8_TYPES:
+        name = settings.platform.sparse_latent_fp8
     return CACHE_TYPES[name]
 
 
-def _auto(settings: EngineSettings, declared: str | None, sparse_latent: bool) -> str:
-    if declared in CACHE_TYPES and settings.version >= _FOLLOWS_MODELOPT:
-        return declared
-    if not sparse_latent:
-        return AUTO
-    first, end = _SPARSE_ALWAYS_FP8
-    return (
-        FP8_LATENT
-        if first <= settings.version < end
-        else settings.platform.sparse_latent_cache_type
-    )
+def _is_followed(version: Version, method: str | None) -> bool:
+    # ModelOpt writes one name for each of its number formats, as modelopt_fp4.
+    known = next((name for name in _FOLLOWED if method and method.startswith(name)), None)
+    return known is not None and version >= _FOLLOWED[known]

@@ -165,9 +165,7 @@ def parse_config(text: str) -> ModelGeometry:
             vocab=vocab,
             tied=config.flag("tie_word_embeddings", default=outer.flag("tie_word_embeddings")),
         ),
-        quantization=None
-        if quantization is None
-        else quantization.word("quant_method") or "unnamed",
+        quantization=None if quantization is None else _method(quantization),
         declared_kv_cache=None if quantization is None else _declared_kv_cache(quantization),
         encoder=encoder,
         encoder_tokens=config.optional("max_source_positions", most=MAX_TOKENS),
@@ -261,6 +259,15 @@ def _quantization(config: Config, outer: Config) -> Config | None:
             if isinstance(part.fields.get(key), dict):
                 return part.part(key)
     return None
+
+
+def _method(quantization: Config) -> str:
+    """Return how weights are quantised; ModelOpt's older files say who made them instead."""
+    producer = quantization.fields.get("producer")
+    if isinstance(producer, dict) and producer.get("name") == "modelopt":
+        return "modelopt"
+    method = quantization.word("quant_method") or "unnamed"
+    return method.lower().replace("compressed_tensors", "compressed-tensors")
 
 
 def _declared_kv_cache(quantization: Config) -> str | None:

@@ -99,7 +99,8 @@ def rank_specs(
 
 def settings_for(geometry: ModelGeometry, settings: EngineSettings) -> EngineSettings:
     """Return the settings with what the engine changes by itself for this model."""
-    latent = _all(geometry.caches, Latent) or _all(geometry.caches, PooledLatent)
+    caches = geometry.caches
+    latent = bool(_all(caches, Latent)) or bool(_all(caches, PooledLatent))
     if not (latent and settings.platform.latent_whole_prompts):
         return settings
     return replace(
@@ -237,6 +238,7 @@ class _Maker:
         kept_as = cache_type(
             settings,
             declared=geometry.declared_kv_cache,
+            method=geometry.quantization,
             sparse_latent=any(latent.indexed for latent in latents),
         )
         maker = cls(settings, geometry.element, kept_as, _block_tokens(layers, settings))

@@ -5,7 +5,7 @@ Memory and the number of sequences are no part of it; the layout is the same wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -39,7 +39,8 @@ class Platform:
         sparse_latent: whether sparse latent attention can be built at all.
         latent_whole_prompts: whether models of latent attention take each prompt in one step,
             which leaves no room for prefix caching.
-        sparse_latent_cache_type: what "auto" is for models with a sparse attention index.
+        sparse_latent_auto: what "auto" is for latent attention with a key index.
+        sparse_latent_fp8: what 8 bits are there: a format of its own or plain numbers.
         async_scheduling: whether a further batch is prepared while one runs.
         async_pipeline: whether that is done with several pipeline stages too.
     """
@@ -52,12 +53,20 @@ class Platform:
     latent_block_forced: bool = False
     sparse_latent: bool = True
     latent_whole_prompts: bool = False
-    sparse_latent_cache_type: str = "fp8_ds_mla"
+    sparse_latent_auto: str = "auto"
+    sparse_latent_fp8: str = "fp8_ds_mla"
     async_scheduling: bool = True
     async_pipeline: bool = True
 
 
 CUDA: Final = Platform("cuda", Device.CUDA)
+# Kernels that the engine prefers on later generations (platforms/cuda.py, 0.20.0 to 0.32.0).
+_CUDA_SM100: Final = replace(
+    CUDA, name="cuda (sm 10)", latent_block_tokens=32, sparse_latent_fp8="fp8"
+)
+_CUDA_SM120: Final = replace(
+    CUDA, name="cuda (sm 12)", latent_block_tokens=16, sparse_latent_auto="fp8_ds_mla"
+)
 ROCM: Final = Platform("rocm", Device.ROCM)
 # platforms/cpu.py (0.32.0): blocks of 128, multiples of 32; the latent kernel is built for 16 and
 # for whole prompts (machines without AMX).
@@ -70,9 +79,18 @@ CPU: Final = Platform(
     latent_block_forced=True,
     sparse_latent=False,
     latent_whole_prompts=True,
-    sparse_latent_cache_type="auto",
     async_scheduling=False,
 )
+
+
+def cuda_platform(compute_capability: int | None) -> Platform:
+    """Return the platform of an NVIDIA GPU.
+
+    Args:
+        compute_capability: the major number, as 9 for Hopper; None where it is not known, which
+            plans for Hopper's kernels: their blocks and cells are the largest.
+    """
+    return {10: _CUDA_SM100, 12: _CUDA_SM120}.get(compute_capability or 0, CUDA)
 
 
 @dataclass(frozen=True, slots=True)
