@@ -163,7 +163,8 @@ def align(
     # Layers that differ get blocks in which a whole number of each one's tokens fills the page.
     token_bytes = lcm(*(bytes_of(layer, 1) for layer in attention))
     multiple = _block_multiple(states, attention, settings, block_tokens, mode)
-    block = max(block_tokens, round_up(ceil_div(state_bytes, token_bytes), multiple))
+    needed = round_up(ceil_div(state_bytes, token_bytes), multiple)
+    block = max(block_tokens, needed)
     platform = settings.platform
     if platform.latent_block_forced and _is_latent(attention) and block != block_tokens:
         raise EngineRefuses(
@@ -176,7 +177,7 @@ def align(
     return StateBlocks(
         mode=mode,
         block_tokens=block,
-        state_block_tokens=settings.max_model_tokens if mode == NONE else block,
+        state_block_tokens={NONE: settings.max_model_tokens, ALIGN: block, ALL: needed}[mode],
         padded_page_bytes=None if page_bytes == state_bytes else page_bytes,
     )
 
