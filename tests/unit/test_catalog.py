@@ -130,8 +130,9 @@ def test_there_is_no_suggestion_for_what_is_like_nothing() -> None:
 def test_a_model_can_be_read_and_its_weights_fit_its_shape(model: CatalogModel) -> None:
     geometry = model.geometry
     if model.weights_bytes is not None and geometry.weights_bytes is not None:
-        # Boots log up to 1.3 % more than the shape has, once 3 %.
-        assert abs(model.weights_bytes - geometry.weights_bytes) * 100 <= 3 * geometry.weights_bytes
+        # Boots log up to 3 % more than the shape has; embedding models are served without a head.
+        percent = 100 * model.weights_bytes // geometry.weights_bytes
+        assert 92 <= percent <= 103
 
 
 def test_models_are_found_by_alias_and_without_regard_to_case() -> None:
@@ -299,9 +300,9 @@ def test_every_problem_of_a_file_is_told_with_its_entry() -> None:
         models=[changed(MY_MODEL, config=None)],
     )
     assert [problem.partition(": ")[2].split(": ")[0] for problem in found] == [
-        "accelerators[0] (X1-48GB)",
-        "accelerators[1] (Y1)",
-        "models[0] (acme/chat-8b)",
+        "accelerators[0] ('X1-48GB')",
+        "accelerators[1] ('Y1')",
+        "models[0] ('acme/chat-8b')",
     ]
 
 

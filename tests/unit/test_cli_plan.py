@@ -359,7 +359,7 @@ def test_bad_input_is_named_at_its_field(changes: dict[str, Any], problem: str) 
 
 
 def test_a_model_that_is_not_known_says_what_to_give() -> None:
-    unknown = pool(base=H100, model={"name": "deepseek-ai/DeepSeek-R1"})
+    unknown = pool(base=H100, model={"name": "acme/thinker-671b"})
     result = run("-f", "-", stdin=text(unknown))
     assert result.exit_code == 2
     assert result.stdout.count("is not in the catalog") == 1

@@ -13,6 +13,7 @@ from pydantic import (
     StrictInt,
     StringConstraints,
     ValidationInfo,
+    field_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -150,6 +151,10 @@ class Accelerator(Entry):
                 "device", "architecture and resource_name are needed for every GPU"
             )
         return self
+
+    @field_serializer("architecture")
+    def _written_architecture(self, architecture: Architecture | None) -> str | None:
+        return architecture.name if architecture else None
 
     @property
     def device(self) -> Literal["gpu", "cpu"]:

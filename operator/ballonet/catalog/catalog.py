@@ -171,7 +171,7 @@ def _read(
             entries.append(kind.model_validate(row, context=context))
         except ValidationError as error:
             name = row.get("name") if isinstance(row, dict) else None
-            place = f"{section}[{index}]" + (f" ({name})" if isinstance(name, str) else "")
+            place = f"{section}[{index}]" + (f" ({quoted(name)})" if name else "")
             errors = error.errors(include_url=False)
             problems.extend(
                 f"{place}: {problem}" for problem in problems_of(errors, kind.model_fields)

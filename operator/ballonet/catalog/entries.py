@@ -12,12 +12,15 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    field_serializer,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ballonet.api.quoting import quoted
 from ballonet.catalog.lookup import suggest
+
+_MAX_SHOWN: Final = 8
 
 
 class Confidence(StrEnum):
@@ -46,7 +49,8 @@ class Source(NamedTuple):
     where: str = ""
 
     def __str__(self) -> str:
-        return f"{self.confidence}: {self.where}" if self.where else self.confidence
+        word = self.confidence.value
+        return f"{word}: {self.where}" if self.where else word
 
 
 def _source(value: object) -> Source:
@@ -87,6 +91,14 @@ class Entry(BaseModel):
     aliases: Annotated[tuple[Text, ...], Field(max_length=64)] = ()
     sources: Sources = Field(default_factory=dict)
 
+    def as_written(self) -> dict[str, Any]:
+        """Return the entry as a file gives it."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    @field_serializer("sources")
+    def _written_sources(self, sources: dict[str, Source]) -> dict[str, str]:
+        return {name: str(source) for name, source in sources.items()}
+
     def __hash__(self) -> int:
         return hash((type(self), self.name))
 
@@ -123,7 +135,10 @@ class InvalidCatalog(ValueError):  # noqa: N818 - the name says what is wrong
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems: Final = tuple(problems)
-        super().__init__("; ".join(self.problems))
+        more = len(self.problems) - _MAX_SHOWN
+        super().__init__(
+            "; ".join(self.problems[:_MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+        )
 
 
 def problems_of(errors: Iterable[ErrorDetails], fields: Iterable[str]) -> Iterator[str]:

@@ -16,11 +16,12 @@ import typer
 
 from ballonet import __version__
 from ballonet.cli import options
+from ballonet.cli.catalog import app as catalog_app
+from ballonet.cli.catalog import catalog_of
 from ballonet.cli.formats import OutputFormat
 from ballonet.cli.streams import bad_input, canvas, files_of, read_text, write
 
 if TYPE_CHECKING:
-    from ballonet.catalog import Catalog
     from ballonet.cli.pools import ConfigMaps, PoolDocument
     from ballonet.cli.question import Question
 
@@ -33,9 +34,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(catalog_app, name="catalog")
 
 _ONLY_POOLS: Final = "give only the pools and the ConfigMaps that they name"
-_ONLY_ENTRIES: Final = "give only entries of your own"
 _ONLY_A_CONFIG: Final = "give the config.json of one model, which has a few thousand characters"
 
 
@@ -90,7 +91,7 @@ def plan(
             )
     if compare and len(pools) != 2:
         bad_input(f"--compare: two pools are compared, and the input holds {len(pools)}")
-    known = _catalog(catalog)
+    known = catalog_of(catalog)
     outcomes = [plan_document(pool, config_maps, config_text, catalog=known) for pool in pools]
     if compare:
         write(compared(outcomes[0], outcomes[1], output, canvas()))
@@ -151,7 +152,7 @@ def fit(
     if print_pool:
         write(pool_text(question))
         return
-    text, code = asked(question, _catalog(catalog), output, canvas(), explain=explain)
+    text, code = asked(question, catalog_of(catalog), output, canvas(), explain=explain)
     write(text)
     raise typer.Exit(code)
 
@@ -195,7 +196,7 @@ def gpus(
         weights=weights,
         config=config,
     )
-    found = what_fits(question, _catalog(catalog), vendor=vendor, most=max_gpus)
+    found = what_fits(question, catalog_of(catalog), vendor=vendor, most=max_gpus)
     if found.problem is not None:
         bad_input(found.problem)
     write(found.text(output, canvas()))
@@ -241,19 +242,6 @@ def _pools(names: list[str]) -> tuple[list[PoolDocument], ConfigMaps]:
     if not pools:
         bad_input(f"{', '.join(names)}: {no_pool(others)}")
     return pools, ConfigMaps(tuple(config_maps))
-
-
-def _catalog(names: list[str] | None) -> Catalog:
-    """Return the catalog with the entries of the files over it."""
-    from ballonet.catalog import Catalog, InvalidCatalog  # noqa: PLC0415 - pydantic is slow
-
-    catalog = Catalog.builtin()
-    for name in names or ():
-        try:
-            catalog = catalog.with_entries(read_text(name, advice=_ONLY_ENTRIES), name)
-        except InvalidCatalog as error:
-            bad_input(f"--catalog {error}")
-    return catalog
 
 
 def _config_text(name: str) -> str:

@@ -1,0 +1,173 @@
+"""The catalog as lists: a row for people and a document for programs for each entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from ballonet.catalog import Accelerator, Catalog, CatalogModel
+from ballonet.catalog.flags import vllm_sampled_versions
+from ballonet.cli.canvas import Table
+from ballonet.engines import vllm
+from ballonet.engines.vllm_abilities import abilities
+from ballonet.engines.vllm_defaults import default_memory_percent
+from ballonet.engines.vllm_versions import parse_version
+from ballonet.kv.config import LayoutNotUnderstood
+from ballonet.kv.units import GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One entry.
+
+    Attributes:
+        cells: what people read.
+        document: the same for programs, with more of it.
+        words: what else a search finds it by.
+    """
+
+    cells: tuple[str, ...]
+    document: dict[str, Any]
+    words: tuple[str, ...] = ()
+
+    def has(self, words: Iterable[str]) -> bool:
+        """Return whether each word, in lower case, is part of what it can be found by."""
+        text = " ".join((*self.cells, *self.words)).lower()
+        return all(word in text for word in words)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Entries of one kind under headings."""
+
+    headings: tuple[str, ...]
+    numbers: frozenset[str]
+    rows: tuple[Row, ...]
+
+    def matching(self, search: str) -> Listed:
+        """Return the entries that have all words of a search."""
+        words = search.lower().split()
+        return replace(self, rows=tuple(row for row in self.rows if row.has(words)))
+
+    @property
+    def table(self) -> Table:
+        """The rows for people."""
+        return Table(self.headings, tuple(row.cells for row in self.rows), self.numbers)
+
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        """The rows for programs."""
+        return [row.document for row in self.rows]
+
+
+def listed_devices(devices: Iterable[Accelerator]) -> Listed:
+    """Return devices with the memory that programs see."""
+    return Listed(
+        ("name", "memory, GiB", "seen in", "generation", "FP8 cache", "a node", "also called"),
+        frozenset(),
+        tuple(_device_row(device) for device in devices),
+    )
+
+
+def _device_row(device: Accelerator) -> Row:
+    architecture = device.architecture
+    cells = (
+        device.name,
+        device.memory_text,
+        device.sources["memory_mib"].confidence if device.memory_mib else "",
+        f"{architecture.generation} ({architecture.name})" if architecture else "",
+        "yes" if device.fp8_kv_cache else "no",
+        ", ".join(str(size) for size in device.node_sizes),
+        ", ".join((*device.labels, *device.aliases)),
+    )
+    can = architecture and {
+        "fp8_matrix": architecture.fp8_matrix,
+        "fp4_matrix": architecture.fp4_matrix,
+        "fp8_kv_cache": architecture.fp8_kv_cache,
+    }
+    document = device.as_written() | {"computed": can or {}}
+    return Row(cells, document, (device.product, device.vendor, device.link or ""))
+
+
+def listed_models(models: Iterable[CatalogModel]) -> Listed:
+    """Return models with what a plan needs of them."""
+    return Listed(
+        ("name", "family", "weights, GiB", "most tokens", "KV cache", "config from", "also called"),
+        frozenset({"weights, GiB", "most tokens"}),
+        tuple(_model_row(model) for model in models),
+    )
+
+
+def _model_row(model: CatalogModel) -> Row:
+    try:
+        geometry = model.geometry
+    except LayoutNotUnderstood as error:
+        family = str(model.config.get("model_type", ""))
+        cells = (model.name, family, _gib(model.weights_bytes), "", "not planned for")
+        computed: dict[str, Any] = {"problem": str(error)}
+    else:
+        weights = model.weights_bytes or geometry.weights_bytes
+        longest, declared = geometry.max_position_tokens, geometry.declared_kv_cache
+        cells = (
+            model.name,
+            geometry.model_type,
+            _gib(weights),
+            f"{longest:,}" if longest else "",
+            declared or "",
+        )
+        computed = {
+            "weights_bytes": weights,
+            "max_position_tokens": longest,
+            "declared_kv_cache": declared,
+        }
+    where = (str(model.sources["config"].confidence), ", ".join(model.aliases))
+    return Row((*cells, *where), model.as_written() | {"computed": computed})
+
+
+def _gib(size: int | None) -> str:
+    return "" if size is None else f"{size / GIB:.1f}"
+
+
+def listed_engines() -> Listed:
+    """Return the versions of vLLM that were read, and what came and went with each."""
+    versions = [text for text in vllm_sampled_versions() if parse_version(text) >= vllm.OLDEST]
+    can = {text: [one.name for one in abilities(text)] for text in versions}
+    news = {versions[0]: can[versions[0]]} | {
+        after: [name for name in can[after] if name not in can[before]]
+        for before, after in pairwise(versions)
+    }
+    return Listed(
+        ("version", "memory unless given", "new in it"),
+        frozenset({"memory unless given"}),
+        tuple(
+            Row(
+                (text, f"{_default_percent(text)} %", ", ".join(news[text])),
+                {
+                    "engine": "VLLM",
+                    "version": text,
+                    "default_memory_percent": _default_percent(text),
+                    "abilities": can[text],
+                },
+                (*can[text], "vllm"),
+            )
+            for text in versions
+        ),
+    )
+
+
+def _default_percent(version: str) -> int:
+    return default_memory_percent(parse_version(version)[:3])
+
+
+def changes(before: Catalog, after: Catalog) -> str:
+    """Return in words which entries a file added to a catalog, and which it replaced."""
+    new = [
+        one.name
+        for old, now in ((before.accelerators, after.accelerators), (before.models, after.models))
+        for one in now
+        if one not in old
+    ]
+    replaced = {name for name in new if before.accelerator(name) or before.model(name)}
+    return ", ".join(f"{name} replaced" if name in replaced else f"{name} added" for name in new)
