@@ -52,10 +52,10 @@ def test_logged_boots_lie_inside_and_near_the_usual_figure(
     assert abs(plan.mid - gib(pools)) < gib("0.1")
 
 
-def test_the_default_share_keeps_ten_gib_of_a_large_device() -> None:
-    least, most = sglang.default_fraction(80 * GIB)
-    assert least <= most
-    assert 1 - most == Fraction(10, 80)
+def test_the_default_share_keeps_room_for_a_chunk_the_ranks_and_the_graphs() -> None:
+    least, most = sglang.default_fraction(80 * GIB, tensor=2)
+    assert (1 - most) * 80 * 1024 == 512 + 12288 + 2 * 128 + 2 * 256
+    assert (1 - least) * 80 * 1024 == 512 + 12288 + 2 * 128 + 2 * 512 + 8 * 60
 
 
 def test_other_vendors_are_unknown_by_name() -> None:

@@ -31,8 +31,6 @@ _GRAPH_SIZES: Final = ((20, Interval(8, 8)), (60, Interval(32, 160)))
 _LARGEST_GRAPH_SIZE: Final = Interval(256, 512)
 _PREFILL_GRAPHS: Final = Interval(0, 60)
 _LATENT_GRAPHS_MIB: Final = 1536
-_LARGE_DEVICE: Final = 60 * GIB
-_LARGE_RESERVE_MIB: Final = 10240
 # Tokens of the window pool for each token of the full one (--swa-full-tokens-ratio).
 _WINDOW_TOKENS: Final = Fraction(4, 5)
 
@@ -42,8 +40,9 @@ def default_fraction(
 ) -> tuple[Fraction, Fraction]:
     """Return --mem-fraction-static where it is not given, lowest and highest.
 
-    The device less a reserve for one chunk, the ranks and the graphs, as a share of it. How many
-    graphs there are depends on what else is set, hence two ends.
+    The device less a reserve for one chunk, the ranks and the graphs, as a share of it; the floor
+    of 10 GiB that large devices have is below what their chunk takes. How many graphs there are
+    depends on what else is set, hence two ends.
     """
     chunk = next((c for gib, c in _CHUNKS if device_bytes < gib * GIB), _LARGEST_CHUNK)
     sizes = next((s for gib, s in _GRAPH_SIZES if device_bytes < gib * GIB), _LARGEST_GRAPH_SIZE)
@@ -51,8 +50,6 @@ def default_fraction(
     def fraction(largest: int, prefills: int) -> Fraction:
         graphs = _LATENT_GRAPHS_MIB if latent else 2 * largest + 8 * prefills
         reserve = 512 + 3 * max(chunk, 2048) // 2 + 128 * tensor * pipeline + graphs
-        if device_bytes >= _LARGE_DEVICE:
-            reserve = max(reserve, _LARGE_RESERVE_MIB)
         return 1 - Fraction(reserve * MIB, device_bytes)
 
     return fraction(sizes.high, _PREFILL_GRAPHS.high), fraction(sizes.low, _PREFILL_GRAPHS.low)
