@@ -13,7 +13,14 @@ import pytest
 from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry, parse_config
 from ballonet.kv.layers import Attention, Cache, CrossAttention, Latent, Mechanism, State
-from ballonet.kv.settings import CPU, CUDA, EngineRefuses, EngineSettings, Speculation
+from ballonet.kv.settings import (
+    CPU,
+    CUDA,
+    EngineRefuses,
+    EngineSettings,
+    Speculation,
+    cuda_platform,
+)
 from ballonet.kv.specs import CacheSpec
 from ballonet.kv.state_blocks import StateBlocks, align, cache_mode, state_spec
 
@@ -252,6 +259,9 @@ def test_draft_layers_are_those_the_model_brings() -> None:
         (FALCON_H1, {"tensor": 4}, 784),
         (LFM2, {}, 16),
         (KIMI_LINEAR, {}, 1920),
+        # FlashInfer on Blackwell takes no blocks of 16 for heads this wide
+        (QWEN3_5_27B, {"version": (0, 17, 1), "platform": cuda_platform(10)}, 800),
+        (QWEN3_5_27B, {"version": (0, 18, 1), "platform": cuda_platform(10)}, 784),
         # before 0.17 gated delta nets kept all of a state in one format
         (QWEN3_NEXT, {"version": (0, 16, 0), "state_ssm_cache_type": "float32"}, 544),
         # blocks of a multiple of the kernel's, not of the block given, before 0.20
@@ -391,17 +401,23 @@ def test_old_versions_draft_with_gated_delta_nets_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "version", "checkpoints"),
+    ("config", "version", "compute_capability", "checkpoints"),
     [
-        (FALCON_H1, (0, 31, 0), 0),
-        (FALCON_H1, V32, 1),
-        (JAMBA, V32, 0),
-        (QWEN3_5_27B, V32, 0),
-        (QWEN3_5_27B, (0, 33, 0), 1),
+        (FALCON_H1, (0, 31, 0), 9, 0),
+        (FALCON_H1, V32, 8, 1),
+        (JAMBA, V32, 9, 0),
+        (QWEN3_5_27B, V32, 9, 0),
+        (QWEN3_5_27B, (0, 33, 0), 9, 1),
+        (QWEN3_5_27B, (0, 33, 0), None, 1),
+        (QWEN3_5_27B, (0, 33, 0), 8, 0),
     ],
 )
 def test_prefills_that_write_checkpoints_take_a_further_block(
-    config: dict[str, Any], version: tuple[int, int, int], checkpoints: int
+    config: dict[str, Any],
+    version: tuple[int, int, int],
+    compute_capability: int | None,
+    checkpoints: int,
 ) -> None:
-    _, spec = blocks_of(parse(config), settings(version=version))
+    engine = settings(version=version, platform=cuda_platform(compute_capability))
+    _, spec = blocks_of(parse(config), engine)
     assert spec.checkpoint_blocks == checkpoints

@@ -41,6 +41,9 @@ class Platform:
             which leaves no room for prefix caching.
         sparse_latent_auto: what "auto" is for latent attention with a key index.
         sparse_latent_fp8: what 8 bits are there: a format of its own or plain numbers.
+        gated_delta_checkpoints: whether the prefill of gated delta nets writes checkpoints.
+        wide_head_multiple: blocks of heads of 256 elements were a multiple of this many tokens
+            beside states (0.11 to 0.17).
         async_scheduling: whether a further batch is prepared while one runs.
         async_pipeline: whether that is done with several pipeline stages too.
     """
@@ -55,14 +58,22 @@ class Platform:
     latent_whole_prompts: bool = False
     sparse_latent_auto: str = "auto"
     sparse_latent_fp8: str = "fp8_ds_mla"
+    gated_delta_checkpoints: bool = False
+    wide_head_multiple: int = 16
     async_scheduling: bool = True
     async_pipeline: bool = True
 
 
-CUDA: Final = Platform("cuda", Device.CUDA)
-# Kernels that the engine prefers on later generations (platforms/cuda.py, 0.20.0 to 0.32.0).
+CUDA: Final = Platform("cuda", Device.CUDA, gated_delta_checkpoints=True)
+# Kernels that the engine prefers on other generations (platforms/cuda.py, 0.20.0 to 0.32.0;
+# layers/mamba/gdn, 0.33.0; models/config.py, 0.13.0).
+_CUDA_SM80: Final = replace(CUDA, name="cuda (sm 8)", gated_delta_checkpoints=False)
 _CUDA_SM100: Final = replace(
-    CUDA, name="cuda (sm 10)", latent_block_tokens=32, sparse_latent_fp8="fp8"
+    CUDA,
+    name="cuda (sm 10)",
+    latent_block_tokens=32,
+    sparse_latent_fp8="fp8",
+    wide_head_multiple=32,
 )
 _CUDA_SM120: Final = replace(
     CUDA, name="cuda (sm 12)", latent_block_tokens=16, sparse_latent_auto="fp8_ds_mla"
@@ -90,7 +101,8 @@ def cuda_platform(compute_capability: int | None) -> Platform:
         compute_capability: the major number, as 9 for Hopper; None where it is not known, which
             plans for Hopper's kernels: their blocks and cells are the largest.
     """
-    return {10: _CUDA_SM100, 12: _CUDA_SM120}.get(compute_capability or 0, CUDA)
+    generations = {7: _CUDA_SM80, 8: _CUDA_SM80, 10: _CUDA_SM100, 12: _CUDA_SM120}
+    return generations.get(compute_capability or 0, CUDA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +127,8 @@ class EngineSettings:
 
     Attributes:
         block_tokens: as given by the user; None leaves it to the engine.
+        dtype: number format that the model is run in where the user says so; None for the
+            checkpoint's, of which the engine makes 16 bits.
         kv_cache_type: the engine's own value of --kv-cache-dtype.
         prefix_caching: None for the engine's default for the model.
         hybrid_manager: False for --disable-hybrid-kv-cache-manager; None for the default.
@@ -134,6 +148,7 @@ class EngineSettings:
     data: int = 1
     expert_parallel: bool = False
     block_tokens: int | None = None
+    dtype: str | None = None
     kv_cache_type: str = "auto"
     prefix_caching: bool | None = None
     hybrid_manager: bool | None = None

@@ -15,7 +15,7 @@ from math import lcm, prod
 from typing import Final
 
 from ballonet.kv.layers import Attention, Cache, Latent, Mechanism, State
-from ballonet.kv.settings import Device, EngineRefuses, EngineSettings, Version
+from ballonet.kv.settings import EngineRefuses, EngineSettings, Version
 from ballonet.kv.specs import ELEMENT_BYTES, CacheKind, CacheSpec
 from ballonet.kv.units import ceil_div, round_up
 
@@ -38,8 +38,15 @@ _ALIGN_WITH_DRAFTS: Final = ((0, 20, 0), (0, 22, 0))
 _DRAFTS: Final = (0, 17, 0)
 # From here, blocks are multiples of the given block; before, of 16 tokens on any device.
 _MULTIPLE_OF_BLOCK: Final = (0, 20, 0)
-# Kernels of latent attention beside states take blocks of this multiple.
-_LATENT_MULTIPLES: Final[tuple[tuple[Version, int], ...]] = (((0, 27, 0), 128), ((0, 0, 0), 64))
+# Blocks of latent attention beside states are a multiple of at least this, from these versions.
+_LATENT_MULTIPLES: Final[tuple[tuple[Version, int], ...]] = (
+    ((0, 27, 0), 128),
+    ((0, 20, 0), 1),
+    ((0, 0, 0), 64),
+)
+# Heads of 256 elements had a multiple of their own on some devices.
+_WIDE_HEAD: Final = 256
+_WIDE_HEADS: Final = ((0, 11, 1), (0, 18, 0))
 _ALWAYS: Final = (0, 0, 0)
 _NEVER: Final = (1_000_000, 0, 0)
 
@@ -74,8 +81,7 @@ _RULES: Final[dict[Mechanism, _Rules]] = {
         type_declared=(0, 13, 0),
         checkpoints=(0, 32, 0),
     ),
-    # Checkpoints with FlashInfer's kernel only (Hopper and Blackwell); for other CUDA devices this
-    # asks for a block a group too many.
+    # Checkpoints with FlashInfer's kernel only, which the platform must have.
     Mechanism.GATED_DELTA: _Rules(
         window_grows=_ALWAYS,
         type_asked=(0, 17, 0),
@@ -162,7 +168,8 @@ def align(
     state_bytes = max(_state_bytes(state, settings, element) for state in states)
     # Layers that differ get blocks in which a whole number of each one's tokens fills the page.
     token_bytes = lcm(*(bytes_of(layer, 1) for layer in attention))
-    multiple = _block_multiple(states, attention, settings, block_tokens, mode)
+    kernel = _kernel_multiple(attention, settings, block_tokens)
+    multiple = _block_multiple(states, kernel, settings, mode)
     needed = round_up(ceil_div(state_bytes, token_bytes), multiple)
     block = max(block_tokens, needed)
     platform = settings.platform
@@ -225,27 +232,35 @@ def _check(states: Sequence[State], settings: EngineSettings, mode: str) -> None
 
 
 def _block_multiple(
-    states: Sequence[State],
-    attention: Sequence[Attention | Latent],
-    settings: EngineSettings,
-    block_tokens: int,
-    mode: str,
+    states: Sequence[State], multiple: int, settings: EngineSettings, mode: str
 ) -> int:
-    """Return the tokens that an attention block is a multiple of."""
-    version, platform = settings.version, settings.platform
-    latent = _is_latent(attention)
-    multiple = 16
-    if version >= _MULTIPLE_OF_BLOCK:
-        kernel = platform.latent_block_tokens if latent else platform.attention_multiple
-        multiple = max(kernel, block_tokens)
-    if latent:
-        least = next(tokens for since, tokens in _LATENT_MULTIPLES if version >= since)
-        multiple = max(multiple, least)
+    """Return the tokens that a block is a multiple of, from those that attention asks for."""
     if mode == ALL:
         return lcm(multiple, settings.state_block_tokens or states[0].chunk_tokens)
     if mode == ALIGN:
         writers = [state for state in states if _writes_checkpoints(state, settings)]
         return lcm(multiple, *(_RULES[state.mechanism].checkpoint_tokens for state in writers))
+    return multiple
+
+
+def _kernel_multiple(
+    attention: Sequence[Attention | Latent], settings: EngineSettings, block_tokens: int
+) -> int:
+    """Return the tokens that the kernels of attention want blocks to be a multiple of."""
+    version, platform = settings.version, settings.platform
+    latent = _is_latent(attention)
+    if version >= _MULTIPLE_OF_BLOCK:
+        kernel = platform.latent_block_tokens if latent else platform.attention_multiple
+        multiple = max(kernel, block_tokens)
+    else:
+        first, end = _WIDE_HEADS
+        wide = first <= version < end and any(
+            isinstance(layer, Attention) and layer.head_dim == _WIDE_HEAD for layer in attention
+        )
+        multiple = platform.wide_head_multiple if wide else 16
+    if latent:
+        least = next(tokens for since, tokens in _LATENT_MULTIPLES if version >= since)
+        multiple = max(multiple, least)
     return multiple
 
 
@@ -255,7 +270,7 @@ def _is_latent(attention: Sequence[Attention | Latent]) -> bool:
 
 def _writes_checkpoints(state: State, settings: EngineSettings) -> bool:
     by_kernel = state.mechanism is Mechanism.GATED_DELTA
-    if by_kernel and settings.platform.device is not Device.CUDA:
+    if by_kernel and not settings.platform.gated_delta_checkpoints:
         return False
     return settings.version >= _RULES[state.mechanism].checkpoints
 
