@@ -241,7 +241,8 @@ class _Maker:
             method=geometry.quantization,
             sparse_latent=any(latent.indexed for latent in latents),
         )
-        maker = cls(settings, geometry.element, kept_as, _block_tokens(layers, settings))
+        element = settings.dtype or geometry.element
+        maker = cls(settings, element, kept_as, _block_tokens(layers, settings))
         if states:
             aligned = align(
                 states,
@@ -249,7 +250,7 @@ class _Maker:
                 settings,
                 block_tokens=maker.block_tokens,
                 bytes_of=maker.content_bytes,
-                element=geometry.element,
+                element=element,
             )
             return replace(maker, states=aligned, block_tokens=aligned.block_tokens)
         if kept_as.skips_ends:
