@@ -83,6 +83,12 @@ FALCON_MAMBA = {
     **{"model_type": "falcon_mamba", "hidden_size": 4096, "num_hidden_layers": 64},
     **{"state_size": 16, "conv_kernel": 4, "expand": 2},
 }
+LING_2_5 = {
+    **COMMON,
+    **{"model_type": "bailing_hybrid", "hidden_size": 4096, "num_hidden_layers": 10},
+    **{"num_attention_heads": 32, "layer_group_size": 4, "kv_lora_rank": 512},
+    "qk_rope_head_dim": 64,
+}
 WHISPER = {
     **COMMON,
     **{"model_type": "whisper", "d_model": 1280, "encoder_layers": 32, "num_hidden_layers": 32},
@@ -154,6 +160,8 @@ def blocks_of(geometry: ModelGeometry, engine: EngineSettings) -> tuple[StateBlo
         ({**QWEN3_5_27B, "full_attention_interval": 8, "num_hidden_layers": 16}, "SSSSSSSA" * 2),
         (QWEN3_NEXT, "SSSA" * 12),
         (KIMI_LINEAR, "SSSA"),
+        (LING_2_5, "SSSASSSASS"),
+        ({**LING_2_5, "short_conv_kernel_size": 4, "head_dim": 128}, "SSSASSSAAA"),
         (NEMOTRON_3_SUPER, "S-A-"),
         (FALCON_H1, "B" * 44),
         (LFM2, "SSASSASSASASASAS"),
@@ -259,6 +267,7 @@ def test_draft_layers_are_those_the_model_brings() -> None:
         (FALCON_H1, {"tensor": 4}, 784),
         (LFM2, {}, 16),
         (KIMI_LINEAR, {}, 1920),
+        (LING_2_5, {}, 1024),
         # FlashInfer on Blackwell takes no blocks of 16 for heads this wide
         (QWEN3_5_27B, {"version": (0, 17, 1), "platform": cuda_platform(10)}, 800),
         (QWEN3_5_27B, {"version": (0, 18, 1), "platform": cuda_platform(10)}, 784),

@@ -149,6 +149,20 @@ def _kimi(config: Config) -> Sequence[str]:
     return [_STATE if i + 1 in remembering else _FULL for i in range(layer_count(config))]
 
 
+def _bailing(config: Config) -> Sequence[str]:
+    """Return Ling's kinds: attention in the last layer of a group; from the third generation also
+    in the layers that make up no whole group (models/bailing_moe_linear.py, bailing_moe_v3.py)."""
+    kinds = list(_every("layer_group_size", 1)(config))
+    if _is_bailing_v3(config):
+        whole = len(kinds) - len(kinds) % config.number("layer_group_size", default=1)
+        kinds[whole:] = [_FULL] * (len(kinds) - whole)
+    return kinds
+
+
+def _is_bailing_v3(config: Config) -> bool:
+    return config.has("short_conv_kernel_size")
+
+
 # ------------------------------------------------------------------------------------- attention
 
 
@@ -166,6 +180,10 @@ def _nemotron_h_attention(config: Config) -> Attention:
 
 def _latent(config: Config) -> Latent:
     return latent_cache(config, indexed=False)
+
+
+def _bailing_latent(config: Config) -> Latent:
+    return _latent(config.with_defaults({"kv_lora_rank": 512}))
 
 
 # ---------------------------------------------------------------------------------------- states
@@ -224,16 +242,26 @@ def _kimi_part(config: Config) -> Config:
 
 
 def _kimi_delta(config: Config) -> State:
-    """Return the state of Kimi's delta attention; its matrix is kept at 32 bits."""
     part = _kimi_part(config)
-    heads, head_dim = part.number("num_heads"), part.number("head_dim")
+    return _delta(part, part.number("num_heads"))
+
+
+def _delta(config: Config, heads: int) -> State:
+    """Return the state of Kimi's delta attention; its matrix is kept at 32 bits."""
+    head_dim = config.number("head_dim")
     return State(
         mechanism=Mechanism.KIMI_DELTA,
         recurrent=(heads, head_dim, head_dim),
         recurrent_element="float32",
-        kernel=part.number("short_conv_kernel_size", most=1024, default=4),
+        kernel=config.number("short_conv_kernel_size", most=1024, default=4),
         channels=3 * heads * head_dim,
     )
+
+
+def _bailing_state(config: Config) -> State:
+    if _is_bailing_v3(config):
+        return _delta(config, config.number("num_attention_heads"))
+    return _lightning(config)
 
 
 def _lightning(config: Config) -> State:
@@ -377,6 +405,7 @@ _pure_mamba1 = _hybrid(_only(_STATE), _mamba1())
 STATE_FAMILIES: Final[Mapping[str, Family]] = {
     **dict.fromkeys(_QWEN, _qwen),
     "olmo_hybrid": _hybrid(_qwen_kinds, _olmo_gated_delta),
+    "bailing_hybrid": _hybrid(_bailing, _bailing_state, _bailing_latent),
     "kimi_linear": _hybrid(_kimi, _kimi_delta, _latent),
     "minimax": _hybrid(_named(_alternating, "layer_types"), _lightning),
     "minimax_m1": _hybrid(_numbered, _lightning),
