@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ballonet.api.status import Verdict
+from ballonet.catalog import Catalog
 from ballonet.planning.plan import Plan, plan_pool
 from ballonet.planning.remedies import Remedy, apply_merge_patch
 from tests.pools import DEMO, H100, kv_memory, patched_spec, role, spec, topology
@@ -43,7 +44,8 @@ def test_the_remedies_of_the_demo() -> None:
 def test_what_gives_up_least_comes_first_and_devices_last() -> None:
     assert names(planned()) == ["LowerCeiling", "FewerWorkers", "MoreMemory"]
     wide = [topology(role("planner"), role("worker", 5), runs=2)]
-    assert names(planned(H100, topologies=wide))[-2:] == ["MoreTensorParallel", "MoreReplicas"]
+    devices = ["MoreTensorParallel", "MoreDataParallel", "MoreReplicas"]
+    assert names(planned(H100, topologies=wide))[-3:] == devices
 
 
 def test_a_lowered_ceiling_also_lowers_the_roles_above_it() -> None:
@@ -238,3 +240,65 @@ def test_what_the_user_wrote_stays_as_written() -> None:
 )
 def test_merge_patch_as_the_api_server_does_it(target: Any, patch: Any, merged: Any) -> None:
     assert apply_merge_patch(target, patch) == merged
+
+
+def test_an_8_bit_cache_where_the_device_can_keep_one() -> None:
+    some = [topology(role("worker", 12))]
+    found = remedy(planned(H100, topologies=some), "Fp8Cache")
+    assert found.patch == {"spec": {"sequence": {"kvCacheType": "FP8"}}}
+    assert "8 bits" in found.description
+    given = {"kvCacheType": "FP8"}
+    assert "Fp8Cache" not in names(planned(H100, topologies=some * 1, sequence=given))
+    assert "Fp8Cache" not in names(planned())
+
+
+def test_the_least_larger_device_of_the_vendor() -> None:
+    run = [topology(role("worker", 12))]
+    plan = planned(H100, topologies=run)
+    chosen = remedy(plan, "OtherAccelerator").patch["spec"]["accelerator"]["type"]
+    devices = {one.name: one for one in Catalog.builtin().accelerators}
+    found = devices[chosen].memory_bytes
+    for one in devices.values():
+        smaller = one.memory_bytes and found and one.memory_bytes.low < found.low
+        if smaller and one.vendor == "nvidia" and (one.max_per_node or 0) >= 2:
+            instead = patched_spec(plan.spec, {"spec": {"accelerator": {"type": one.name}}})
+            assert plan_pool("p", instead, with_remedies=False).verdict is not Verdict.FITS
+    for pinned in ({"nodeSelector": {"gpu": "h100"}}, {"resourceName": "example.com/gpu"}):
+        plan = planned(H100, topologies=run, accelerator=pinned)
+        assert plan.remedies and "OtherAccelerator" not in names(plan)
+
+
+def test_more_engines_in_a_pod_as_far_as_a_node_goes() -> None:
+    runs = [topology(role("worker", 6), runs=4)]
+    found = remedy(planned(H100, topologies=runs), "MoreDataParallel")
+    assert found.patch == {"spec": {"parallelism": {"data": 3}}}
+    assert "spreads the sequences" in found.description
+    # Six engines of two devices are more than a node has.
+    more = [topology(role("worker", 6), runs=7)]
+    assert "MoreDataParallel" not in names(planned(H100, topologies=more))
+
+
+def test_replicas_take_single_sequences_where_they_are_spread() -> None:
+    wide = {**topology(role("planner"), role("worker", 8)), "placement": "Spread"}
+    plan = planned(topologies=[wide])
+    assert remedy(plan, "MoreReplicas").patch == {"spec": {"replicas": 3}}
+    assert "the sequences of each run" in remedy(plan, "MoreReplicas").description
+
+
+def test_two_changes_only_where_one_is_not_enough() -> None:
+    # Its weights take three of these devices, and twelve runs more than eight of them.
+    plan = planned(
+        {**H100, "accelerator": {"type": "L4-24GB"}, "parallelism": {"tensor": 1}},
+        topologies=[topology(role("planner"), role("worker", 5), runs=12)],
+    )
+    assert plan.remedies
+    for found in plan.remedies:
+        first, second = found.name.split("And")
+        assert first != second
+        assert "; and " in found.description
+        assert len(found.patch["spec"]) == 2
+        for part, value in found.patch["spec"].items():
+            alone = patched_spec(plan.spec, {"spec": {part: value}})
+            assert plan_pool("p", alone, with_remedies=False).verdict is not Verdict.FITS
+    assert len(set(names(plan))) == len(plan.remedies)
+    assert not any("And" in name for name in names(planned()))

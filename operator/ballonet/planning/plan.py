@@ -131,6 +131,7 @@ def plan_pool(
         plan,
         fits=lambda changed: _surely_fits(changed, config_text, catalog),
         replan=lambda changed: _plan(name, changed, config_text, catalog),
+        accelerators=catalog.accelerators,
     )
     if not remedies:
         return plan

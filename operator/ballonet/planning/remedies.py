@@ -1,4 +1,4 @@
-"""Changes that make a pool fit, found by planning again with one change at a time."""
+"""Changes that make a pool fit, found by planning again with one change at a time, or two."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ballonet.api.quantity import quantity_bytes
 from ballonet.api.status import Verdict
-from ballonet.api.v1alpha1 import InferencePoolSpec, PrefixCredit
-from ballonet.kv.units import GIB, KIB, MIB, ceil_div, largest
+from ballonet.api.v1alpha1 import InferencePoolSpec, KvCacheType, Placement, PrefixCredit
+from ballonet.catalog import Accelerator
+from ballonet.kv.units import GIB, KIB, MIB, ceil_div, counted, format_bytes, largest
 from ballonet.planning.budget import NULL_BLOCKS, blocks_for_budget
-from ballonet.planning.topology import caches_prefixes, sharing_engines
+from ballonet.planning.topology import NO_SIZES, caches_prefixes, pods, pool_need
 
 if TYPE_CHECKING:
     from ballonet.planning.plan import Plan
@@ -30,9 +31,17 @@ MAX_REPLICAS_TIMES = 16
 MAX_REPLICAS_FROM_FEW = 64
 # Of many roles or topologies those with the largest counts are tried: each takes a search.
 MAX_DIALS = 16
+TENSOR_SIZES = (2, 4, 8, 16)
+# A plan is to take no time that anybody notices, so the search ends after so many comparisons.
+MAX_COMPARISONS = 400
+# Pairs of changes are offered only where no single one is enough, and then so many. What a pair
+# gives up of the work beside is bounded, or a ceiling of one block would make any pool fit.
+MAX_PAIRS = 3
+MOST_WORK_PER_MILLE = 900
 
 Fits = Callable[[InferencePoolSpec], bool]
 Replan = Callable[[InferencePoolSpec], "Plan"]
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +56,7 @@ class Remedy:
 
     name: str
     description: str
-    patch: dict[str, Any]
+    patch: Json
     summary: str
 
 
@@ -64,7 +73,7 @@ def apply_merge_patch(target: Any, patch: Any) -> Any:
     return merged
 
 
-def as_written(spec: InferencePoolSpec) -> dict[str, Any]:
+def as_written(spec: InferencePoolSpec) -> Json:
     """Return a spec as the user wrote it, without defaults."""
     return spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
@@ -74,16 +83,41 @@ class _Cost(IntEnum):
 
     WORK = 1
     MEMORY = 2
-    DEVICES = 3
+    PRECISION = 3
+    SPEED = 4
+    DEVICES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """A remedy with its price: the kind of cost first, then how much of it in thousandths."""
+class _Change:
+    """A change of the spec with its price: the kind of cost first, then how much in thousandths.
 
-    remedy: Remedy
+    Attributes:
+        change: merge patch of the spec; it takes nothing out.
+        text: what it changes and what it costs.
+    """
+
+    name: str
+    change: Json
+    text: str
+    summary: str
     kind: _Cost
     per_mille: int
+
+    @property
+    def price(self) -> tuple[int, int]:
+        return self.kind, self.per_mille
+
+    def then(self, other: _Change) -> _Change:
+        """Return both changes as one; the other was made for what this one leaves."""
+        return _Change(
+            name=f"{self.name}And{other.name}",
+            change=apply_merge_patch(self.change, other.change),
+            text=f"{self.text}; and {other.text[0].lower()}{other.text[1:]}",
+            summary=f"{self.summary} and {other.summary}",
+            kind=max(self.kind, other.kind),
+            per_mille=self.per_mille + other.per_mille,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,42 +141,53 @@ class _Dial:
         place[self.path[-1]] = min(self.value, most)
 
 
-def find_remedies(plan: Plan, *, fits: Fits, replan: Replan) -> tuple[Remedy, ...]:
+def find_remedies(
+    plan: Plan, *, fits: Fits, replan: Replan, accelerators: Sequence[Accelerator] = ()
+) -> tuple[Remedy, ...]:
     """Return the changes that make a plan fit, cheapest first; each one is proven by planning.
 
-    ``fits`` says quickly whether a spec would fit, ``replan`` gives its plan.
+    First what gives up work (the least share of it first), then what takes memory, precision,
+    speed, and last what takes devices. Equal prices keep the order of the levers: ceiling, prefix,
+    concurrency, memory, the rest. Pairs of changes are looked for only where no single one is
+    enough.
 
-    First what gives up work (the least share of it first), then what takes memory, then what takes
-    devices. Equal prices keep the order of the levers: ceiling, prefix, concurrency, memory,
-    devices.
+    Args:
+        plan: one that does not surely fit and has a budget.
+        fits: says quickly whether a spec would surely fit.
+        replan: gives the plan of a spec.
+        accelerators: devices that can be named instead of that of the spec.
     """
-    search = _Search(plan, fits, replan)
-    levers = (
-        search.lower_ceiling,
-        search.prefix_credit,
-        search.fewer_runs,
-        search.fewer_workers,
-        search.more_memory,
-        search.more_tensor_parallel,
-        search.more_replicas,
-    )
-    found = [remedy for lever in levers if (remedy := lever()) is not None]
-    found.sort(key=lambda one: (one.kind, one.per_mille))
-    return tuple(one.remedy for one in found)
+    search = _Search(plan, fits, replan, accelerators, _Comparisons(MAX_COMPARISONS))
+    remedies = search.proven(search.levers())
+    if not remedies:
+        remedies = search.proven(search.pairs(), MAX_PAIRS)
+    return tuple(remedies)
+
+
+@dataclass(slots=True)
+class _Comparisons:
+    left: int
 
 
 class _Search:
     """One search for remedies; every lever returns the least change of its kind that fits."""
 
-    def __init__(self, plan: Plan, fits: Fits, replan: Replan) -> None:
-        assert plan.layout is not None and plan.need is not None and plan.gates is not None
+    def __init__(
+        self,
+        plan: Plan,
+        fits: Fits,
+        replan: Replan,
+        accelerators: Sequence[Accelerator],
+        comparisons: _Comparisons,
+    ) -> None:
+        assert plan.layout is not None and plan.need is not None and plan.device is not None
         self.spec_fits, self.replan = fits, replan
+        self.accelerators, self.comparisons = accelerators, comparisons
         self.spec, self.layout, self.need = plan.spec, plan.layout, plan.need
-        self.device = plan.gates.device
-        self.ranks = plan.gates.tensor * plan.gates.pipeline
+        self.device, self.refused = plan.device, frozenset(plan.refused_arguments)
         self.written = as_written(plan.spec)
 
-    def changed(self, change: dict[str, Any]) -> InferencePoolSpec:
+    def changed(self, change: Json) -> InferencePoolSpec:
         """Return the spec after a change.
 
         Raises:
@@ -150,76 +195,124 @@ class _Search:
         """
         return InferencePoolSpec.model_validate(apply_merge_patch(self.written, change))
 
-    def fitting(self, change: dict[str, Any]) -> Plan | None:
-        """Return the plan after a change of the spec if it fits, else None."""
+    def fits(self, change: Json) -> bool:
+        """Return whether the pool fits after a change of the spec; no, once too many were tried."""
+        self.comparisons.left -= 1
         try:
-            changed = self.replan(self.changed(change))
-        except ValueError:
-            return None
-        return changed if changed.verdict is Verdict.FITS else None
-
-    def fits(self, change: dict[str, Any]) -> bool:
-        """Return whether the pool fits after a change of the spec."""
-        try:
-            return self.spec_fits(self.changed(change))
+            return self.comparisons.left >= 0 and self.spec_fits(self.changed(change))
         except ValueError:
             return False
 
-    def remedy(
-        self,
-        name: str,
-        change: dict[str, Any],
-        *,
-        text: str,
-        summary: str,
-        kind: _Cost,
-        per_mille: int,
-    ) -> _Found | None:
-        """Return the remedy if planning again proves it."""
-        after = self.fitting(change)
-        if after is None or after.budget_blocks is None:
+    def planned(self, change: Json) -> Plan | None:
+        """Return the plan after a change if there is one and it refuses nothing more."""
+        try:
+            plan = self.replan(self.changed(change))
+        except ValueError:
             return None
-        each = "" if after.spec.replicas <= 1 else " on each engine"
-        outcome = (
-            f"{after.required_slots} sequences then need {after.need_blocks} of "
-            f"{after.budget_blocks.low} blocks{each}."
-            if after.required_slots
-            else f"{after.max_concurrent} sequences at the ceiling then fit at once."
-        )
-        remedy = Remedy(name, f"{text}: {outcome}", {"spec": change}, summary)
-        return _Found(remedy, kind, per_mille)
+        return plan if self.refused.issuperset(plan.refused_arguments) else None
 
-    def topologies(self) -> list[dict[str, Any]]:
+    def proven(self, changes: Iterator[_Change], most: int | None = None) -> list[Remedy]:
+        """Return the changes that planning again proves, cheapest first, at most so many."""
+        found: list[tuple[_Change, Remedy]] = []
+        for change in changes:
+            if (remedy := self._remedy(change)) is not None:
+                found.append((change, remedy))
+            if len(found) == most:
+                break
+        return [remedy for _, remedy in sorted(found, key=lambda pair: pair[0].price)]
+
+    def _remedy(self, change: _Change) -> Remedy | None:
+        after = self.planned(change.change)
+        if after is None or after.verdict is not Verdict.FITS or after.budget_blocks is None:
+            return None
+        each = "" if pods(after.spec) * after.spec.parallelism.data == 1 else " on each engine"
+        outcome = (
+            f"{after.required_slots:,} sequences then need {after.need_blocks:,} of "
+            f"{after.budget_blocks.low:,} blocks{each}."
+            if after.required_slots
+            else f"{after.max_concurrent:,} sequences at the ceiling then fit at once."
+        )
+        text = f"{change.text}: {outcome}"
+        return Remedy(change.name, text, {"spec": change.change}, change.summary)
+
+    # --- levers ---
+
+    def levers(self) -> Iterator[_Change]:
+        """Yield the least change of each kind that makes the pool fit."""
+        for lever in (
+            self.lower_ceiling,
+            self.prefix_credit,
+            self.fewer_runs,
+            self.fewer_workers,
+            self.more_memory,
+            self.fp8_cache,
+            self.more_decode_context,
+            self.more_tensor_parallel,
+            self.other_accelerator,
+            self.more_data_parallel,
+            self.more_replicas,
+        ):
+            if (change := lever()) is not None:
+                yield change
+
+    def pairs(self) -> Iterator[_Change]:
+        """Yield pairs of changes that make the pool fit, one for each kind of the first."""
+        paired: set[str] = set()
+        for first in self.openers():
+            plan = None if first.name in paired else self.planned(first.change)
+            if plan is None or plan.need is None:
+                continue
+            after = _Search(plan, self.spec_fits, self.replan, (), self.comparisons)
+            seconds = [
+                change
+                for change in after.levers()
+                if change.name != first.name
+                and (change.kind is not _Cost.WORK or change.per_mille <= MOST_WORK_PER_MILLE)
+            ]
+            if seconds:
+                paired.add(first.name)
+                yield first.then(min(seconds, key=lambda change: change.price))
+
+    def openers(self) -> Iterator[_Change]:
+        """Yield changes that alone are not enough, as far as each goes, cheapest first."""
+        if self.spec.budget.kv_cache_memory_per_rank is None and self.device.device == "gpu":
+            yield self._memory_percent(SAFE_MEMORY_PERCENT)
+        if self.spec.sequence.kv_cache_type is not KvCacheType.FP8:
+            yield self._fp8()
+        for size in self._tensor_sizes():
+            yield self._tensor(size)
+        if larger := self._larger_devices():
+            yield self._device(larger[-1])
+
+    def topologies(self) -> list[Json]:
         """Return the topologies as the user wrote them, to be changed: lists are replaced whole."""
-        topologies: list[dict[str, Any]] = deepcopy(self.written.get("topologies", []))
+        topologies: list[Json] = deepcopy(self.written.get("topologies", []))
         return topologies
 
     # --- less work ---
 
-    def lower_ceiling(self) -> _Found | None:
+    def lower_ceiling(self) -> _Change | None:
         """Lower the pool's ceiling, and role ceilings above it, to the most whole blocks."""
         block_tokens, ceiling = self.layout.block_tokens, self.spec.sequence.max_tokens
         longest_prefix = max((prefix.tokens for prefix in self.spec.shared_prefixes), default=1)
         low, high = ceil_div(longest_prefix, block_tokens), (ceiling - 1) // block_tokens
-        if low > high:
-            return None
         blocks = largest(low, high, lambda n: self.fits(self._ceiling(n * block_tokens)))
         if blocks is None:
             return None
         lower = blocks * block_tokens
-        per_sequence = self.layout.blocks(lower)
-        return self.remedy(
+        per_sequence = counted(self.layout.blocks(lower), "block")
+        return _Change(
             "LowerCeiling",
             self._ceiling(lower),
-            text=f"Lower spec.sequence.maxTokens from {ceiling} to {lower} ({per_sequence} blocks "
-            "a sequence); longer sequences are refused",
-            summary=f"ceiling {lower} ({per_sequence} blocks)",
+            text=f"Lower spec.sequence.maxTokens from {ceiling:,} to {lower:,} tokens "
+            f"({per_sequence} a sequence); longer sequences are refused",
+            summary=f"ceiling {lower:,} ({per_sequence})",
             kind=_Cost.WORK,
             per_mille=_share(ceiling - lower, ceiling),
         )
 
-    def _ceiling(self, ceiling: int) -> dict[str, Any]:
-        change: dict[str, Any] = {"sequence": {"maxTokens": ceiling}}
+    def _ceiling(self, ceiling: int) -> Json:
+        change: Json = {"sequence": {"maxTokens": ceiling}}
         topologies = self.topologies()
         above = [
             role
@@ -231,7 +324,7 @@ class _Search:
             role["maxTokens"] = ceiling
         return {**change, "topologies": topologies} if above else change
 
-    def prefix_credit(self) -> _Found | None:
+    def prefix_credit(self) -> _Change | None:
         """Count declared prefixes once; offered only where roles name them."""
         used = {r.shared_prefix for t in self.spec.topologies for r in t.roles}
         names = [
@@ -246,7 +339,7 @@ class _Search:
             if prefix["name"] in names:
                 prefix["credit"] = PrefixCredit.DECLARED.value
         listed = ", ".join(names)
-        return self.remedy(
+        change = _Change(
             "PrefixCredit",
             {"sharedPrefixes": prefixes},
             text=f"Set credit Declared on shared prefix {listed}, which promises that every "
@@ -255,11 +348,13 @@ class _Search:
             kind=_Cost.WORK,
             per_mille=0,
         )
+        return change if self.fits(change.change) else None
 
-    def fewer_runs(self) -> _Found | None:
+    def fewer_runs(self) -> _Change | None:
         """Lower concurrentRuns of one topology, or of all where one is not enough."""
         return self._fewer(
             "FewerRuns",
+            "further runs wait for their turn",
             [
                 _Dial(
                     field=f"spec.topologies[{topology.name}].concurrentRuns",
@@ -271,10 +366,11 @@ class _Search:
             ],
         )
 
-    def fewer_workers(self) -> _Found | None:
+    def fewer_workers(self) -> _Change | None:
         """Lower the count of one role, or of all where one is not enough."""
         return self._fewer(
             "FewerWorkers",
+            "a run does less at once",
             [
                 _Dial(
                     field=f"spec.topologies[{topology.name}].roles[{role.name}].count",
@@ -287,19 +383,19 @@ class _Search:
             ],
         )
 
-    def _fewer(self, name: str, dials: Sequence[_Dial]) -> _Found | None:
+    def _fewer(self, name: str, cost: str, dials: Sequence[_Dial]) -> _Change | None:
         """Return the least lowering of one dial, or of all where one is not enough."""
         several = sorted((d for d in dials if d.value > 1), key=lambda d: d.value, reverse=True)
         several = several[:MAX_DIALS]
-        found = [one for dial in several if (one := self._turn(name, [dial])) is not None]
-        if not found and len(several) > 1 and (every := self._turn(name, several)) is not None:
+        found = [one for dial in several if (one := self._turn(name, cost, [dial])) is not None]
+        if not found and len(several) > 1 and (every := self._turn(name, cost, several)):
             found.append(every)
         return min(found, key=lambda one: one.per_mille, default=None)
 
-    def _turn(self, name: str, dials: Sequence[_Dial]) -> _Found | None:
+    def _turn(self, name: str, cost: str, dials: Sequence[_Dial]) -> _Change | None:
         """Lower dials to the largest bound at which the pool fits."""
 
-        def lowered(most: int) -> dict[str, Any]:
+        def lowered(most: int) -> Json:
             topologies = self.topologies()
             for dial in dials:
                 dial.lower(topologies, most)
@@ -310,12 +406,14 @@ class _Search:
         if most is None:
             return None
         changed = [dial for dial in dials if dial.value > most]
-        return self.remedy(
+        steps = " and ".join(f"{dial.field} from {dial.value:,} to {most:,}" for dial in changed)
+        return _Change(
             name,
             lowered(most),
-            text="Lower "
-            + " and ".join(f"{dial.field} from {dial.value} to {most}" for dial in changed),
-            summary=" and ".join(f"{most} instead of {dial.value} {dial.noun}" for dial in changed),
+            text=f"Lower {steps}; {cost}",
+            summary=" and ".join(
+                f"{most:,} instead of {dial.value:,} {dial.noun}" for dial in changed
+            ),
             kind=_Cost.WORK,
             per_mille=_share(
                 sum(dial.value - most for dial in changed), sum(dial.value for dial in dials)
@@ -324,96 +422,208 @@ class _Search:
 
     # --- more memory ---
 
-    def more_memory(self) -> _Found | None:
+    def more_memory(self) -> _Change | None:
         """Give more KV memory, or a larger share of the device, where the device has it."""
-        if self.spec.budget.kv_cache_memory_per_rank is None:
-            return self._more_percent()
-        given = quantity_bytes(self.spec.budget.kv_cache_memory_per_rank)
-        safety = self.spec.budget.safety_percent
+        given = self.spec.budget.kv_cache_memory_per_rank
+        if given is not None:
+            return self._more_given(given)
+        low, high = self.spec.accelerator.memory_percent + 1, SAFE_MEMORY_PERCENT
+        # The least that fits: the search is over the negated number.
+        percent = largest(-high, -low, lambda n: self.fits(self._memory_percent(-n).change))
+        return None if percent is None else self._memory_percent(-percent)
+
+    def _more_given(self, now: str | int) -> _Change | None:
+        given = quantity_bytes(now)
+        parallel = self.spec.parallelism
         blocks = max(
-            blocks_for_budget(self.need.asked_blocks, safety),
+            blocks_for_budget(self.need.asked_blocks, self.spec.budget.safety_percent),
             self.need.blocks_per_sequence + NULL_BLOCKS,
         )
         for quantity in _clean(blocks * self.layout.bytes_per_block):
-            size = quantity_bytes(quantity)
-            if self.device == "cpu" and size * self.ranks > LARGEST_NODE_BYTES:
+            size, change = quantity_bytes(quantity), {"budget": {"kvCacheMemoryPerRank": quantity}}
+            pod_bytes = size * parallel.tensor * parallel.pipeline * parallel.data
+            if self.device.device == "cpu" and pod_bytes > LARGEST_NODE_BYTES:
                 return None
-            remedy = self.remedy(
-                "MoreMemory",
-                {"budget": {"kvCacheMemoryPerRank": quantity}},
-                text="Raise spec.budget.kvCacheMemoryPerRank from "
-                f"{self.spec.budget.kv_cache_memory_per_rank} to {quantity}",
-                summary=f"{quantity} of KV memory a rank",
-                kind=_Cost.MEMORY,
-                per_mille=_share(size - given, given),
-            )
-            if remedy is not None:
-                return remedy
+            if size > given and self.fits(change):
+                return _Change(
+                    "MoreMemory",
+                    change,
+                    text=f"Raise spec.budget.kvCacheMemoryPerRank from {now} to {quantity}, which "
+                    f"takes {format_bytes(size - given)} more for each rank",
+                    summary=f"{quantity} of KV memory a rank",
+                    kind=_Cost.MEMORY,
+                    per_mille=_share(size - given, given),
+                )
         return None
 
-    def _more_percent(self) -> _Found | None:
+    def _memory_percent(self, percent: int) -> _Change:
         now = self.spec.accelerator.memory_percent
-
-        def change(percent: int) -> dict[str, Any]:
-            return {"accelerator": {"memoryPercent": percent}}
-
-        percent = next(
-            (p for p in range(now + 1, SAFE_MEMORY_PERCENT + 1) if self.fits(change(p))), None
-        )
-        if percent is None:
-            return None
-        return self.remedy(
+        return _Change(
             "MoreMemory",
-            change(percent),
-            text=f"Raise spec.accelerator.memoryPercent from {now} to {percent}",
+            {"accelerator": {"memoryPercent": percent}},
+            text=f"Raise spec.accelerator.memoryPercent from {now} to {percent}, which leaves "
+            f"{100 - percent} % of the device to everything else",
             summary=f"{percent} % of the device memory",
             kind=_Cost.MEMORY,
             per_mille=_share(percent - now, now),
         )
 
+    # --- less precision, less speed ---
+
+    def fp8_cache(self) -> _Change | None:
+        """Keep keys and values in 8 bits, where engine and device can."""
+        change = self._fp8()
+        return change if self.fits(change.change) else None
+
+    def _fp8(self) -> _Change:
+        return _Change(
+            "Fp8Cache",
+            {"sequence": {"kvCacheType": KvCacheType.FP8.value}},
+            text="Set spec.sequence.kvCacheType to FP8, which keeps keys and values in 8 bits and "
+            "may change answers a little",
+            summary="an FP8 KV cache",
+            kind=_Cost.PRECISION,
+            per_mille=0,
+        )
+
+    def more_decode_context(self) -> _Change | None:
+        """Share the cache of each sequence among the devices that would keep the same of it."""
+        parallel = self.spec.parallelism
+        sizes = range(parallel.decode_context + 1, parallel.tensor + 1)
+        changes = (
+            _Change(
+                "MoreDecodeContext",
+                {"parallelism": {"decodeContext": size}},
+                text=f"Raise spec.parallelism.decodeContext from {parallel.decode_context} to "
+                f"{size}, which takes no device but more traffic between them at each step",
+                summary=f"decode context parallel {size}",
+                kind=_Cost.SPEED,
+                per_mille=_share(size - parallel.decode_context, parallel.decode_context),
+            )
+            for size in sizes
+            if parallel.tensor % size == 0
+        )
+        return next((change for change in changes if self.fits(change.change)), None)
+
     # --- more devices ---
 
-    def more_tensor_parallel(self) -> _Found | None:
+    def more_tensor_parallel(self) -> _Change | None:
         """Spread each engine over more devices of a node."""
+        changes = (self._tensor(size) for size in self._tensor_sizes())
+        return next((change for change in changes if self.fits(change.change)), None)
+
+    def _tensor_sizes(self) -> list[int]:
+        if self.device.device == "cpu":
+            return []
+        return [size for size in TENSOR_SIZES if size > self.spec.parallelism.tensor]
+
+    def _tensor(self, size: int) -> _Change:
         now = self.spec.parallelism.tensor
-        if self.device == "cpu":
-            return None
-        for size in (2, 4, 8, 16):
-            change = {"parallelism": {"tensor": size}}
-            if size <= now or not self.fits(change):
-                continue
-            return self.remedy(
-                "MoreTensorParallel",
-                change,
-                text=f"Raise spec.parallelism.tensor from {now} to {size}",
-                summary=f"tensor parallel {size}",
-                kind=_Cost.DEVICES,
-                per_mille=_share(size - now, now),
-            )
-        return None
+        return _Change(
+            "MoreTensorParallel",
+            {"parallelism": {"tensor": size}},
+            text=f"Raise spec.parallelism.tensor from {now} to {size}, which takes "
+            f"{_times(size, now)} the devices of a node",
+            summary=f"tensor parallel {size}",
+            kind=_Cost.DEVICES,
+            per_mille=_share(size - now, now),
+        )
 
-    def more_replicas(self) -> _Found | None:
-        """Share the runs among more engines, where runs are many enough to be shared."""
-        now = sharing_engines(self.spec)
-        runs = max((t.concurrent_runs for t in self.spec.topologies), default=1)
-        most = min(runs, MAX_REPLICAS, max(MAX_REPLICAS_TIMES * now, MAX_REPLICAS_FROM_FEW))
-        if most <= now:
-            return None
+    def other_accelerator(self) -> _Change | None:
+        """Use the device with the least more memory, of the same vendor and no older generation."""
+        larger = self._larger_devices()
+        least = largest(-(len(larger) - 1), 0, lambda n: self.fits(self._device(larger[-n]).change))
+        return None if least is None else self._device(larger[-least])
 
-        # The fewest that fit: the search is over the negated number.
-        fewest = largest(-most, -(now + 1), lambda n: self.fits({"replicas": -n}))
+    def _larger_devices(self) -> list[Accelerator]:
+        """Return whole devices with more memory that a pod's ranks find in one node, least first.
+
+        Nothing is said where the user chose nodes or the resource: these fit the device of today.
+        """
+        now, spec = self.device, self.spec
+        if now.memory_bytes is None or spec.accelerator.node_selector:
+            return []
+        if spec.accelerator.resource_name is not None:
+            return []
+        parallel = spec.parallelism
+        ranks = parallel.tensor * parallel.pipeline * parallel.data
+        larger = [
+            (one.memory_bytes.low, one.name, one)
+            for one in self.accelerators
+            if one.memory_bytes is not None
+            and one.memory_bytes.low > now.memory_bytes.high
+            and one.vendor == now.vendor
+            and (one.compute or ()) >= (now.compute or ())
+            and not (one.slice_of or one.unified_memory)
+            and (one.max_per_node or 0) >= ranks
+        ]
+        return [one for *_, one in sorted(larger, key=lambda entry: entry[:2])]
+
+    def _device(self, device: Accelerator) -> _Change:
+        now = self.device.memory_bytes
+        assert now is not None and device.memory_bytes is not None
+        return _Change(
+            "OtherAccelerator",
+            {"accelerator": {"type": device.name}},
+            text=f"Use {device.name} ({format_bytes(device.memory_bytes.low)}) instead of "
+            f"{self.spec.accelerator.type} ({format_bytes(now.low)}), which takes other nodes",
+            summary=f"{device.name} devices",
+            kind=_Cost.DEVICES,
+            per_mille=_share(device.memory_bytes.low - now.low, now.low),
+        )
+
+    def more_data_parallel(self) -> _Change | None:
+        """Run more engines in a pod, which share the sequences that it gets."""
+        parallel = self.spec.parallelism
+        ranks = parallel.tensor * parallel.pipeline
+        most = (self.device.max_per_node or 0) // ranks if self.need.runs else 0
+        now = parallel.data
+
+        def change(size: int) -> Json:
+            return {"parallelism": {"data": size}}
+
+        fewest = largest(-most, -(now + 1), lambda n: self.fits(change(-n)))
         if fewest is None:
             return None
-        return self.remedy(
-            "MoreReplicas",
-            {"replicas": -fewest},
-            text=f"Raise spec.replicas from {self.spec.replicas} to {-fewest}, which takes "
-            f"{_times(-fewest, now)} the devices; a router must spread the runs evenly and keep "
-            "each run on one engine",
-            summary=f"{-fewest} replicas",
+        return _Change(
+            "MoreDataParallel",
+            change(-fewest),
+            text=f"Raise spec.parallelism.data from {now} to {-fewest}, which takes "
+            f"{_times(-fewest, now)} the devices of a node; a pod then spreads the sequences of a "
+            "run over its engines",
+            summary=f"data parallel {-fewest}",
             kind=_Cost.DEVICES,
             per_mille=_share(-fewest - now, now),
         )
+
+    def more_replicas(self) -> _Change | None:
+        """Share the runs among more pods, where runs or spread sequences are many enough."""
+        now = pods(self.spec)
+        runs = pool_need(self.spec, NO_SIZES).runs
+        parts = max((run.all_slots if run.spread else run.runs for run in runs), default=1)
+        most = min(parts, MAX_REPLICAS, max(MAX_REPLICAS_TIMES * now, MAX_REPLICAS_FROM_FEW))
+        fewest = largest(-most, -(now + 1), lambda n: self.fits({"replicas": -n}))
+        if fewest is None:
+            return None
+        return _Change(
+            "MoreReplicas",
+            {"replicas": -fewest},
+            text=f"Raise spec.replicas from {self.spec.replicas:,} to {-fewest:,}, which takes "
+            f"{_times(-fewest, now)} the devices; a router must spread {_what(self.spec)}",
+            summary=f"{-fewest:,} replicas",
+            kind=_Cost.DEVICES,
+            per_mille=_share(-fewest - now, now),
+        )
+
+
+def _what(spec: InferencePoolSpec) -> str:
+    """Return what a router spreads over the replicas."""
+    placements = {topology.placement for topology in spec.topologies}
+    if Placement.STICKY not in placements:
+        return "the sequences of each run evenly"
+    if Placement.SPREAD not in placements:
+        return "the runs evenly and keep each run on one"
+    return "the runs evenly, and the sequences of those with placement Spread"
 
 
 def _share(part: int, whole: int) -> int:
