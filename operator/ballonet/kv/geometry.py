@@ -18,6 +18,8 @@ from ballonet.kv.families import draft_layers_of, layers_of
 from ballonet.kv.families.attention import head_size, query_heads
 from ballonet.kv.families.defaults import nested_defaults, text_model_type
 from ballonet.kv.layers import Attention, Layer, State
+from ballonet.kv.parameters import Parameters, count_parameters, scheme_of, stored_bytes
+from ballonet.kv.units import Interval
 
 # The engine casts 32-bit checkpoints to 16 bits unless it is told not to.
 DTYPES: Final = {
@@ -45,9 +47,6 @@ _SCALED_ALREADY: Final = frozenset(("default", "su", "longrope", "llama3", "mrop
 _SCALED_BY_VERSION: Final = frozenset(("yarn", "deepseek_yarn", "deepseek_llama_scaling"))
 _ENCODERS: Final = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower")
 _ENCODER_TYPES: Final = re.compile(r"(_vl|_vl_moe|_omni|llava.*|_v|_audio)$")
-# Families of llama's shape: q, k, v and o projections and a gated MLP of three matrices.
-_DENSE_GATED: Final = frozenset(("llama", "mistral", "qwen2", "qwen3", "phi3"))
-_EXPERTS_GATED: Final = frozenset(("mixtral", "qwen3_moe"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,9 @@ class ModelGeometry:
         draft: what the layers keep that draft tokens where the engine is told to use them (MTP).
         max_position_tokens: longest sequence that vLLM accepts for the model; None where that
             depends on the version or is not given.
-        parameters: number of parameters worked out from the shape; None for families whose shape
-            is not known.
+        parameters: number of parameters worked out from the shape, without an encoder's; None for
+            families whose shape is not known.
+        stored_weights: bytes that they take as stored; None where that is not known.
         quantization: method that the checkpoint declares for its weights.
         declared_kv_cache: KV cache format that the checkpoint declares.
         encoder: what shows that the model has an encoder for images or sound; its cache is that of
@@ -88,6 +88,7 @@ class ModelGeometry:
     draft: tuple[Layer, ...] = ()
     max_position_tokens: int | None = None
     parameters: int | None = None
+    stored_weights: Interval | None = None
     quantization: str | None = None
     declared_kv_cache: str | None = None
     encoder: str | None = None
@@ -142,6 +143,7 @@ def parse_config(text: str) -> ModelGeometry:
     hidden = config.number(*_HIDDEN)
     vocab = config.number(*_VOCAB)
     quantization = _quantization(config, outer)
+    counted = _counted(config, outer, caches, model_type=model_type, heads=heads)
     return ModelGeometry(
         model_type=model_type,
         caches=caches,
@@ -154,17 +156,8 @@ def parse_config(text: str) -> ModelGeometry:
         dtype=_dtype(config, outer),
         draft=draft_layers_of(config, model_type),
         max_position_tokens=_longest(config),
-        parameters=_parameters(
-            config,
-            model_type=model_type,
-            layers=len(caches),
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            hidden=hidden,
-            vocab=vocab,
-            tied=config.flag("tie_word_embeddings", default=outer.flag("tie_word_embeddings")),
-        ),
+        parameters=None if counted is None else counted.total,
+        stored_weights=None if counted is None else _stored_weights(counted, quantization),
         quantization=None if quantization is None else _method(quantization),
         declared_kv_cache=None if quantization is None else _declared_kv_cache(quantization),
         encoder=encoder,
@@ -261,6 +254,35 @@ def _quantization(config: Config, outer: Config) -> Config | None:
     return None
 
 
+def _counted(
+    config: Config, outer: Config, caches: tuple[Layer, ...], *, model_type: str, heads: int
+) -> Parameters | None:
+    """Return the parameters; a field that only they need leaves them unknown, not the model."""
+    try:
+        tied = next(
+            (
+                part.flag("tie_word_embeddings")
+                for part in (config, outer)
+                if part.fields.get("tie_word_embeddings") is not None
+            ),
+            None,
+        )
+        return count_parameters(config, caches, model_type=model_type, heads=heads, tied=tied)
+    except InvalidModelConfig:
+        return None
+
+
+def _stored_weights(counted: Parameters, quantization: Config | None) -> Interval | None:
+    """Return the bytes of the weights, or None where it is not known how they are stored."""
+    if quantization is None:
+        return stored_bytes(counted, None)
+    try:
+        scheme = scheme_of(quantization)
+    except InvalidModelConfig:
+        return None
+    return None if scheme is None else stored_bytes(counted, scheme)
+
+
 def _method(quantization: Config) -> str:
     """Return how weights are quantised; ModelOpt's older files say who made them instead."""
     producer = quantization.fields.get("producer")
@@ -280,36 +302,3 @@ def _declared_kv_cache(quantization: Config) -> str | None:
         return "fp8" if bits == 8 and kind == "float" else f"{bits}-bit {kind}"
     algorithm = fields.get("kv_cache_quant_algo")
     return algorithm.lower() if isinstance(algorithm, str) and algorithm else None
-
-
-def _parameters(
-    config: Config,
-    *,
-    model_type: str,
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    hidden: int,
-    vocab: int,
-    tied: bool,
-) -> int | None:
-    """Return the number of parameters of a model of llama's shape; biases and norms included."""
-    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
-    if model_type == "qwen2":
-        attention += head_dim * (heads + 2 * kv_heads)
-    if model_type in ("qwen3", "qwen3_moe"):
-        attention += 2 * head_dim
-    intermediate = config.widest(*_INTERMEDIATE)
-    if model_type in _DENSE_GATED and intermediate is not None:
-        mlp = 3 * hidden * intermediate
-    elif model_type in _EXPERTS_GATED:
-        experts = config.optional("num_experts", "num_local_experts")
-        width = config.optional("moe_intermediate_size", "intermediate_size")
-        if experts is None or width is None:
-            return None
-        mlp = experts * 3 * hidden * width + hidden * experts
-    else:
-        return None
-    embeddings = vocab * hidden * (1 if tied else 2)
-    return embeddings + layers * (attention + mlp + 2 * hidden) + hidden

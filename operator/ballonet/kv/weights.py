@@ -21,17 +21,17 @@ _MARGIN_BYTES: Final = 64 * MIB
 
 
 def rank_weights(
-    geometry: ModelGeometry, weights_bytes: int, *, tensor: int, pipeline: int
+    geometry: ModelGeometry, whole: Interval, *, tensor: int, pipeline: int
 ) -> Interval:
     """Return the weights of the rank that decides: one of the stage with most layers.
 
     Args:
         geometry: the model.
-        weights_bytes: weights of the whole model as stored.
+        whole: weights of the whole model as stored.
         tensor, pipeline: parallel sizes; ranks of data parallelism hold the same again, but for
             experts, which lie on their tensor and data ranks either way.
     """
-    stage = _stage(geometry, weights_bytes, pipeline)
+    stage = _stage(geometry, whole, pipeline)
     replicated = min(stage.low, 2 * ceil_div(geometry.layers, pipeline) * _replicated(geometry))
     copied = _copied(geometry, tensor) * ceil_div(geometry.layers, pipeline)
     least = (stage.low - replicated) // tensor + replicated
@@ -42,16 +42,15 @@ def rank_weights(
     )
 
 
-def _stage(geometry: ModelGeometry, weights_bytes: int, pipeline: int) -> Interval:
+def _stage(geometry: ModelGeometry, whole: Interval, pipeline: int) -> Interval:
     """Return the weights of the stage with most layers, which may hold one of the embeddings."""
     if pipeline == 1:
-        return Interval.point(weights_bytes)
-    embedding = min(2 * geometry.vocab * geometry.hidden, weights_bytes // 2)
-    body = max(0, weights_bytes - 2 * embedding)
+        return whole
     layers = ceil_div(geometry.layers, pipeline)
+    embedding = min(2 * geometry.vocab * geometry.hidden, whole.low // 2)
     return Interval(
-        body * layers // geometry.layers,
-        (weights_bytes - embedding) * layers // geometry.layers + embedding,
+        (whole.low - 2 * embedding) * layers // geometry.layers,
+        (whole.high - embedding) * layers // geometry.layers + embedding,
     )
 
 

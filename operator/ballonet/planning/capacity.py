@@ -99,10 +99,11 @@ class Capacity:
             vendor=resolved.device.vendor,
         )
 
-    def _weights_bytes(self, whole: int) -> int:
+    def _weights_bytes(self, whole: Interval) -> Interval:
         """Return the weights that stay on the devices of one engine."""
         ranks = ranks_per_pod(self.spec) // self.spec.parallelism.data
-        return max(0, whole - ranks * self.resolved.arguments.offload_bytes)
+        elsewhere = ranks * self.resolved.arguments.offload_bytes
+        return Interval(max(0, whole.low - elsewhere), max(0, whole.high - elsewhere))
 
     def blocks(self, slots: int) -> Interval | None:
         """Return the KV blocks, the null block among them; None when it cannot be said."""

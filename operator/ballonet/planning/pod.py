@@ -51,7 +51,7 @@ def pod_needs(spec: InferencePoolSpec, resolved: Resolved) -> PodNeeds:
     if resolved.device.device == "cpu":
         kv_cache_bytes = ranks * (given_bytes(spec) or 0)
         request = limit = (
-            cpu_pod_bytes(resolved.weights.bytes, kv_cache_bytes)
+            cpu_pod_bytes(resolved.weights.bytes.high, kv_cache_bytes)
             if resolved.weights is not None
             else None
         )

@@ -28,6 +28,7 @@ from ballonet.kv.settings import (
     EngineSettings,
     Platform,
 )
+from ballonet.kv.units import Interval
 from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, ranks_per_pod
 from ballonet.planning.topology import NO_SIZES, pool_need, sharing_engines
 
@@ -50,7 +51,7 @@ class Unresolved(Exception):  # noqa: N818 - an outcome, not a fault
 class Weights:
     """Bytes of all weights over all ranks, and where the figure comes from."""
 
-    bytes: int
+    bytes: Interval
     source: str
 
 
@@ -317,11 +318,12 @@ def _weights(
     arguments: PlannedArguments,
 ) -> Weights | None:
     if spec.model.weights is not None:
-        return Weights(quantity_bytes(spec.model.weights.memory), "given")
+        return Weights(Interval.point(quantity_bytes(spec.model.weights.memory)), "given")
     if arguments.quantization not in (None, None if geometry is None else geometry.quantization):
         return None  # what quantizing at loading makes of the weights is not known
     if entry is not None and entry.weights_bytes is not None:
-        return Weights(entry.weights_bytes, f"catalog: {entry.weights_source}")
-    if geometry is None or geometry.weights_bytes is None:
+        return Weights(Interval.point(entry.weights_bytes), f"catalog: {entry.weights_source}")
+    if geometry is None or geometry.stored_weights is None or geometry.encoder is not None:
         return None
-    return Weights(geometry.weights_bytes, "computed from the shape, 16 bits a parameter")
+    stored = geometry.quantization or "16 bits a parameter"
+    return Weights(geometry.stored_weights, f"computed from the shape, {stored}")
