@@ -26,6 +26,10 @@ TINY_CONFIG = json.dumps(
         "torch_dtype": "bfloat16",
     }
 )
+# A family that keeps a state that nobody has described.
+UNKNOWN_CONFIG = json.dumps(
+    {**json.loads(TINY_CONFIG), "model_type": "rwkv7", "time_mix_extra_dim": 32}
+)
 DEMO: dict[str, Any] = {
     "model": {"name": "tiny", "config": {"inline": TINY_CONFIG}},
     "engine": {"version": "0.32.0", "image": "registry.example/vllm-cpu:0.32.0"},

@@ -7,14 +7,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballonet.kv.geometry import (
-    InvalidModelConfig,
-    LayoutNotUnderstood,
-    ModelGeometry,
-    parse_config,
-)
-from ballonet.kv.layout import cache_layout, tensor_sizes
+from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
+from ballonet.kv.geometry import ModelGeometry, parse_config
+from ballonet.kv.ranks import tensor_sizes
 from ballonet.kv.units import Interval
+from tests.layouts import layout
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=12),
@@ -116,10 +113,10 @@ blocks = st.sampled_from([1, 8, 16, 32, 64, 128])
 def test_blocks_hold_the_tokens_and_never_fall_with_them(
     geometry: ModelGeometry, block_tokens: int, tokens: int, more: int
 ) -> None:
-    layout = cache_layout(geometry, block_tokens=block_tokens, kv_element_bytes=2)
-    held = layout.blocks(tokens)
+    found = layout(geometry, block_tokens=block_tokens)
+    held = found.blocks(tokens)
     assert tokens <= held * block_tokens < tokens + block_tokens
-    assert layout.blocks(tokens + more) >= held
+    assert found.blocks(tokens + more) >= held
 
 
 @given(geometries, blocks, st.data())
@@ -128,14 +125,8 @@ def test_ranks_together_hold_at_least_the_whole_cache(
 ) -> None:
     tensor = data.draw(st.sampled_from(tensor_sizes(geometry, 64)))
     pipeline = data.draw(st.integers(1, geometry.layers))
-    whole = cache_layout(geometry, block_tokens=block_tokens, kv_element_bytes=2)
-    rank = cache_layout(
-        geometry,
-        block_tokens=block_tokens,
-        kv_element_bytes=2,
-        tensor=tensor,
-        pipeline=pipeline,
-    )
+    whole = layout(geometry, block_tokens=block_tokens)
+    rank = layout(geometry, block_tokens=block_tokens, tensor=tensor, pipeline=pipeline)
     assert rank.bytes_per_block * tensor * pipeline >= whole.bytes_per_block
     assert rank.bytes_per_block <= whole.bytes_per_block
 

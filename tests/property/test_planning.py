@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ballonet.api.conditions import REASONS, ConditionType, Reason, Status
 from ballonet.api.status import MAX_MESSAGE_CHARACTERS, Verdict
-from ballonet.catalog import accelerator_names, model_names
+from ballonet.catalog import Catalog, accelerator_names, model_names
+from ballonet.engines.base import PlannedArguments
 from ballonet.engines.vllm import max_num_seqs
 from ballonet.kv.units import Interval
 from ballonet.planning.budget import blocks_for_budget, budget_blocks
@@ -409,7 +410,7 @@ def test_the_limit_is_the_largest_that_its_own_memory_holds(
         accelerator={"memoryPercent": percent},
         topologies=runs,
     )
-    resolved = resolve(changed, None)
+    resolved = resolve(changed, None, PlannedArguments(), Catalog.builtin())
     assert resolved.layout is not None
     capacity = Capacity(changed, resolved, resolved.layout)
     need = pool_need(changed, BlockSizes.of(resolved.layout))

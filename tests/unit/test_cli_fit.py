@@ -264,4 +264,6 @@ def test_what_is_wrong_with_such_a_file_is_named(tmp_path: Path) -> None:
     file.write_text("models: [{name: acme/tiny}]")
     result = fit(*FITS, "--catalog", str(file))
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"ballonet: --catalog {file}: models[0] ('acme/tiny'): config: ")
+    assert result.stderr.startswith(
+        f"ballonet: --catalog {file}: models[0] ('acme/tiny'): config: "
+    )

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
-from ballonet.api.v1alpha1 import KvCacheType
-from ballonet.kv.geometry import InvalidModelConfig, LayoutNotUnderstood, parse_config
-from ballonet.kv.layout import cache_layout, element_bytes, tensor_sizes
+from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
+from ballonet.kv.geometry import parse_config
+from ballonet.kv.ranks import tensor_sizes
+from ballonet.kv.settings import EngineRefuses
+from tests.layouts import layout
 
 BASE: dict[str, Any] = {
     **{"model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32},
@@ -63,7 +65,7 @@ def test_the_text_part_of_a_model_with_an_encoder_is_read_and_the_encoder_named(
         (config(num_attention_heads=...), "num_attention_heads", "is missing"),
         (config(hidden_size=...), "hidden_size", "is missing"),
         (config(vocab_size=...), "vocab_size", "is missing"),
-        (config(num_hidden_layers=2**63), "num_hidden_layers", "from 1 to 4096"),
+        (config(num_hidden_layers=2**63), "num_hidden_layers", "from 1 to 4,096"),
         (config(num_hidden_layers=0), "num_hidden_layers", "from 1 to"),
         (config(num_hidden_layers=-3), "num_hidden_layers", "from 1 to"),
         (config(num_hidden_layers=32.5), "num_hidden_layers", "whole number"),
@@ -73,7 +75,7 @@ def test_the_text_part_of_a_model_with_an_encoder_is_read_and_the_encoder_named(
         (config(num_key_value_heads=0), "num_key_value_heads", "from 1 to"),
         (config(num_key_value_heads=7), "num_key_value_heads", "must divide the 32"),
         (config(num_key_value_heads=64), "num_key_value_heads", "must divide the 32"),
-        (config(head_dim=-1), "head_dim", "from 1 to"),
+        (config(head_dim=-1), "head_dim", "from 0 to"),
         (config(hidden_size=4097), "head_dim", "cannot be divided by 32 heads"),
         (config(torch_dtype="float8"), "torch_dtype", "must be one of"),
         (config(layer_types=["full_attention"] * 3), "layer_types", "each of 32 layers"),
@@ -90,12 +92,6 @@ def test_an_unusable_config_is_refused_at_its_field(text: str, field: str, words
 @pytest.mark.parametrize(
     ("changes", "marker"),
     [
-        ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window"),
-        (
-            {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True},
-            "sliding_window",
-        ),
-        ({"layer_types": ["full_attention", "sliding_attention"] * 16}, "layer_types"),
         ({"kv_lora_rank": 512}, "kv_lora_rank"),
         ({"index_topk": 2048}, "index_topk"),
         ({"mamba_d_state": 128}, "mamba_d_state"),
@@ -105,7 +101,6 @@ def test_an_unusable_config_is_refused_at_its_field(text: str, field: str, words
         ({"num_kv_shared_layers": 20}, "num_kv_shared_layers"),
         ({"block_configs": [{"attention": {"no_op": True}}]}, "block_configs"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder"),
-        ({"v_head_dim": 64}, "v_head_dim"),
         ({"model_type": "qwen9_next"}, "model_type"),
     ],
 )
@@ -138,21 +133,6 @@ def test_weights_of_a_quantized_or_unfamiliar_model_are_not_guessed() -> None:
     assert parse_config(config(model_type="olmo2")).weights_bytes is None
 
 
-def test_a_declared_kv_cache_format_must_be_decided_by_the_user() -> None:
-    geometry = parse_config(
-        config(
-            quantization_config={
-                "quant_method": "compressed-tensors",
-                "kv_cache_scheme": {"num_bits": 8, "type": "float"},
-            }
-        )
-    )
-    with pytest.raises(LayoutNotUnderstood, match=r"spec\.sequence\.kvCacheType"):
-        element_bytes(geometry, KvCacheType.AUTO)
-    assert element_bytes(geometry, KvCacheType.FP8) == 1
-    assert element_bytes(geometry, KvCacheType.BF16) == 2
-
-
 @pytest.mark.parametrize("scaling", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("key", ["rope_type", "type"])
 @pytest.mark.parametrize("value", [["x"], {"a": 1}, 4, True])
@@ -164,42 +144,34 @@ def test_a_kind_of_position_scaling_is_a_word(scaling: str, key: str, value: Any
 
 def test_kv_heads_are_divided_then_replicated_over_tensor_ranks() -> None:
     geometry = parse_config(config(num_key_value_heads=4))
-    size = {
-        tensor: cache_layout(
-            geometry, block_tokens=16, kv_element_bytes=2, tensor=tensor
-        ).bytes_per_block
-        for tensor in (1, 2, 4, 8, 16)
-    }
+    size = {tensor: layout(geometry, tensor=tensor).bytes_per_block for tensor in (1, 2, 4, 8, 16)}
     assert size[1] == 2 * size[2] == 4 * size[4]
     assert size[4] == size[8] == size[16]
 
 
 def test_the_pipeline_stage_with_most_layers_decides() -> None:
     geometry = parse_config(config(num_hidden_layers=61))
-    whole = cache_layout(geometry, block_tokens=16, kv_element_bytes=2)
-    halves = cache_layout(geometry, block_tokens=16, kv_element_bytes=2, pipeline=2)
+    whole, halves = layout(geometry), layout(geometry, pipeline=2)
     assert halves.bytes_per_block * 61 == whole.bytes_per_block * 31
 
 
 @pytest.mark.parametrize(
     ("changes", "tensor", "pipeline", "field", "words"),
     [
-        ({}, 3, 1, "num_attention_heads", "spec.parallelism.tensor to one of 1, 2, 4, 8, 16"),
+        ({}, 3, 1, "spec.parallelism.tensor", "set it to one of 1, 2, 4, 8, 16"),
         (
             {"num_attention_heads": 40, "num_key_value_heads": 10, "hidden_size": 5120},
-            *(4, 1, "num_key_value_heads", "spec.parallelism.tensor to one of 1, 2, 5, 10"),
+            *(4, 1, "spec.parallelism.tensor", "set it to one of 1, 2, 5, 10"),
         ),
-        ({"num_hidden_layers": 3}, 1, 4, "num_hidden_layers", "spec.parallelism.pipeline"),
+        ({"num_hidden_layers": 3}, 1, 4, "spec.parallelism.pipeline", "3 layers"),
     ],
 )
 def test_ranks_that_cannot_share_the_model_are_refused(
     changes: dict[str, Any], tensor: int, pipeline: int, field: str, words: str
 ) -> None:
     geometry = parse_config(config(**changes))
-    with pytest.raises(InvalidModelConfig) as caught:
-        cache_layout(
-            geometry, block_tokens=16, kv_element_bytes=2, tensor=tensor, pipeline=pipeline
-        )
+    with pytest.raises(EngineRefuses) as caught:
+        layout(geometry, tensor=tensor, pipeline=pipeline)
     assert caught.value.field == field
     assert words in str(caught.value)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from typing import Any
 
@@ -12,7 +11,7 @@ from ballonet.api.conditions import Reason, Status
 from ballonet.api.status import Verdict
 from ballonet.planning.measured import EngineReport, Verification, verify
 from ballonet.planning.plan import Plan, plan_pool
-from tests.pools import DEMO, H100, TINY_CONFIG, role, spec, topology
+from tests.pools import DEMO, H100, UNKNOWN_CONFIG, role, spec, topology
 
 
 def demo(**changes: Any) -> Plan:
@@ -149,9 +148,7 @@ def test_the_error_of_a_prediction_is_told_in_thousandths() -> None:
     assert held(plan, EngineReport(low // 2, 16)).error_per_mille == pytest.approx(1000, abs=1)
 
 
-UNKNOWN = {
-    "model": {"config": {"inline": json.dumps({**json.loads(TINY_CONFIG), "sliding_window": 64})}}
-}
+UNKNOWN = {"model": {"config": {"inline": UNKNOWN_CONFIG}}}
 
 
 def test_a_model_that_was_not_planned_for_is_judged_by_its_engine() -> None:

@@ -11,7 +11,7 @@ from ballonet.api.conditions import REASONS, ConditionType, Reason, Status
 from ballonet.api.status import MAX_MESSAGE_CHARACTERS, EnforcedBy, Source, Verdict
 from ballonet.kv.units import GIB, Interval
 from ballonet.planning.plan import Plan, plan_pool
-from tests.pools import DEMO, H100, TINY_CONFIG, kv_memory, role, spec, topology
+from tests.pools import DEMO, H100, TINY_CONFIG, UNKNOWN_CONFIG, kv_memory, role, spec, topology
 
 
 def demo(**changes: Any) -> Plan:
@@ -271,7 +271,7 @@ def test_a_step_of_too_few_tokens_is_unfit_and_not_wrong() -> None:
 
 def test_a_step_of_too_few_tokens_is_unfit_also_where_no_budget_is_known() -> None:
     plan = demo(
-        model={"config": {"inline": HYBRID}},
+        model={"config": {"inline": UNKNOWN_CONFIG}},
         sequence={"maxBatchedTokens": 4},
     )
     assert plan.spec_resolved.status is Status.TRUE
@@ -418,17 +418,14 @@ def test_the_config_goes_before_the_catalog_and_comes_from_the_config_map() -> N
     assert plan.steps[0].source == "ConfigMap c, key k"
 
 
-HYBRID = json.dumps({**json.loads(TINY_CONFIG), "sliding_window": 128, "model_type": "mistral"})
-
-
 def test_a_layout_that_is_not_understood_is_unknown_and_starts() -> None:
-    plan = demo(model={"config": {"inline": HYBRID}})
+    plan = demo(model={"config": {"inline": UNKNOWN_CONFIG}})
     assert plan.budget_computed.status is Status.UNKNOWN
     assert plan.budget_computed.reason is Reason.LAYOUT_NOT_UNDERSTOOD
-    assert "sliding_window" in plan.budget_computed.message
+    assert "time_mix_extra_dim" in plan.budget_computed.message
     assert plan.topology_fits.reason is Reason.BUDGET_UNKNOWN
     assert plan.gates is not None and plan.gates.max_concurrent == 6
-    alone = demo(model={"config": {"inline": HYBRID}}, topologies=[])
+    alone = demo(model={"config": {"inline": UNKNOWN_CONFIG}}, topologies=[])
     assert alone.gates is not None and alone.gates.max_concurrent == 256
 
 

@@ -1,148 +1,396 @@
-"""From geometry to cache layout: layer specs, groups, bytes of a block, blocks of a sequence.
+"""The cache layout of an engine: blocks that a sequence takes, blocks that memory gives.
 
-A rank's layers are described by specs; layers that can share one block table form a group; all
-groups draw equal blocks from one pool. Full attention gives one spec and one group. Other kinds of
-layers become further specs with their own ``blocks``, and further groups.
+All groups of layers draw equal blocks from one pool, so a sequence takes the sum of what each group
+takes. Every pipeline rank has the same number of blocks, of its own size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import accumulate
+from math import lcm
+from typing import Final, NamedTuple
 
-from ballonet.api.v1alpha1 import KvCacheType
-from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry
-from ballonet.kv.units import ceil_div
+from ballonet.kv.grouping import (
+    CacheGroup,
+    Layers,
+    block_bytes,
+    checked_block_bytes,
+    group_layers,
+)
+from ballonet.kv.ranks import rank_specs, settings_for
+from ballonet.kv.rules import (
+    LayoutRules,
+    SequenceLimits,
+    StartCheck,
+    layout_rules,
+    sequence_blocks,
+)
+from ballonet.kv.settings import Device, EngineRefuses, EngineSettings
+from ballonet.kv.specs import CacheKind, CacheSpec
+from ballonet.kv.units import largest
+
+# Layers whose blocks count the tokens of a sequence: those that keep all, then those with a window.
+_COUNTS_TOKENS: Final = (
+    {CacheKind.FULL, CacheKind.MLA},
+    {CacheKind.SLIDING, CacheKind.SLIDING_MLA, CacheKind.CHUNKED},
+)
+# A state is kept where a step of the engine happened to end, encoder output is never shared.
+_NEVER_SHARED: Final = {CacheKind.STATE, CacheKind.CROSS}
+
+
+class Demand(NamedTuple):
+    """Bytes that the start check counts for every block that a sequence takes of a layer."""
+
+    block_bytes: int
+    spec: CacheSpec
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """What one full-attention layer keeps on one rank: keys and values of every token."""
+class RankCache:
+    """The cache of one pipeline rank.
 
-    kv_heads: int
-    head_dim: int
-    element_bytes: int
+    Attributes:
+        bytes_per_block: bytes of one block over all layers of the rank.
+        demands: what the engine's start check counts on this rank.
+    """
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of the keys and values of one token."""
-        return 2 * self.kv_heads * self.head_dim * self.element_bytes
-
-    def blocks(self, tokens: int, block_tokens: int) -> int:
-        """Return the blocks that a sequence of this many tokens holds."""
-        return ceil_div(tokens, block_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class CacheGroup:
-    """Layers of one rank that share a block table."""
-
-    spec: LayerSpec
-    layers: int
-    block_tokens: int
-
-    @property
-    def bytes_per_block(self) -> int:
-        """Bytes of one block over the layers of the group."""
-        return self.layers * self.block_tokens * self.spec.bytes_per_token
-
-    def blocks(self, tokens: int) -> int:
-        """Return the blocks that a sequence of this many tokens holds in this group."""
-        return self.spec.blocks(tokens, self.block_tokens)
+    bytes_per_block: int
+    demands: tuple[Demand, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """How the KV cache lies on the rank whose blocks are largest."""
+    """How an engine lays out its cache.
+
+    Attributes:
+        groups: the groups of the whole model's layers.
+        ranks: one entry a pipeline rank.
+        rules: those of the engine's version.
+        limits: what beside its tokens decides the blocks of a sequence.
+        max_model_tokens: the longest sequence that the engine is told to take.
+        prefix_caching: whether the engine looks for blocks that sequences can share.
+    """
 
     groups: tuple[CacheGroup, ...]
-    block_tokens: int
-    bytes_per_block: int
+    ranks: tuple[RankCache, ...]
+    rules: LayoutRules
+    limits: SequenceLimits
+    max_model_tokens: int
+    prefix_caching: bool = True
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of a block on the rank whose blocks are largest."""
+        return max(rank.bytes_per_block for rank in self.ranks)
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block for people: the least among layers that keep all tokens, if any do."""
+        for kinds in _COUNTS_TOKENS:
+            spans = [self._span(group) for group in self.groups if group.spec.kind in kinds]
+            if spans:
+                return min(spans)
+        return min(group.block_tokens for group in self.groups)
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """Tokens scheduled and not yet settled, which windows keep alive."""
+        return self.limits.in_flight_tokens
+
+    def group_blocks(self, group: CacheGroup, tokens: int) -> int:
+        """Return the blocks that a sequence of this many tokens holds in one group."""
+        return sequence_blocks(group.spec, tokens, self.limits, self.rules)
 
     def blocks(self, tokens: int) -> int:
-        """Return the blocks that a sequence of this many tokens holds, summed over groups."""
-        return sum(group.blocks(tokens) for group in self.groups)
+        """Return the blocks that a sequence of this many tokens holds at most, over all groups."""
+        return sum(self.group_blocks(group, tokens) for group in self.groups)
 
     def blocks_in(self, kv_cache_bytes: int) -> int:
         """Return the blocks, the null block among them, that this much memory of a rank gives."""
         return max(0, kv_cache_bytes) // self.bytes_per_block
 
+    def concurrency(self, kv_cache_bytes: int) -> Fraction:
+        """Return the sequences of greatest length that the engine says it holds at once."""
+        return Fraction(self.blocks_in(kv_cache_bytes), self.blocks(self.max_model_tokens))
 
-def element_bytes(geometry: ModelGeometry, kv_cache_type: KvCacheType) -> int:
-    """Return the bytes of one element of the KV cache.
+    def holds_one(self, kv_cache_bytes: int, tokens: int) -> bool:
+        """Return whether the engine starts: whether it finds room for a sequence this long.
 
-    Auto is the model's own format, and vLLM runs every checkpoint at 16 bits unless told otherwise.
+        Up to 0.28 it counts the null block as usable, up to 0.18 not all groups: it may then start
+        without being able to finish such a sequence.
+        """
+        return all(self.rank_holds_one(rank, kv_cache_bytes, tokens) for rank in self.ranks)
+
+    def rank_holds_one(self, rank: RankCache, kv_cache_bytes: int, tokens: int) -> bool:
+        """Return what ``holds_one`` says, of one rank."""
+        usable = kv_cache_bytes
+        if self.rules.null_block_at_start:
+            usable -= rank.bytes_per_block
+        return usable > 0 and usable >= sum(
+            demand.block_bytes * sequence_blocks(demand.spec, tokens, self.limits, self.rules)
+            for demand in rank.demands
+        )
+
+    def longest(self, kv_cache_bytes: int) -> int:
+        """Return the tokens of the longest sequence that the engine would start for; 0 if none."""
+        found = largest(
+            1, self.max_model_tokens, lambda tokens: self.holds_one(kv_cache_bytes, tokens)
+        )
+        return found or 0
+
+    @property
+    def prefix_granularity_tokens(self) -> int:
+        """Tokens that the shared part of two prompts is rounded down to.
+
+        Rings are not looked up. Versions that find states inside a block round less.
+        """
+        spans = (self._span(group) for group in self.groups if group.spec.kind != CacheKind.RING)
+        return lcm(*spans)
+
+    def shared_blocks(self, prefix_tokens: int) -> int:
+        """Return the blocks of a sequence that it shares with others of the same prefix.
+
+        Only layers that keep all tokens are counted: what a window keeps of a prefix is freed and
+        may be gone. Models with states share nothing for sure, since a state is kept only where a
+        step ended.
+        """
+        if not self.prefix_caching or any(g.spec.kind in _NEVER_SHARED for g in self.groups):
+            return 0
+        found = prefix_tokens // self.prefix_granularity_tokens * self.prefix_granularity_tokens
+        return sum(
+            found // self._span(group)
+            for group in self.groups
+            if group.spec.kind in _COUNTS_TOKENS[0]
+        )
+
+    def with_block_tokens(self, tokens: int) -> CacheLayout:
+        """Return the layout with other blocks where the engine reports ones that were not planned.
+
+        The block of every group is scaled alike, and so are its bytes.
+        """
+        ratio = Fraction(tokens, self.block_tokens)
+        return replace(
+            self,
+            groups=tuple(
+                replace(
+                    group,
+                    layers={
+                        i: spec.with_block(max(1, int(spec.block_tokens * ratio)))
+                        for i, spec in group.layers.items()
+                    },
+                )
+                for group in self.groups
+            ),
+            ranks=tuple(
+                replace(rank, bytes_per_block=max(1, int(rank.bytes_per_block * ratio)))
+                for rank in self.ranks
+            ),
+        )
+
+    def _span(self, group: CacheGroup) -> int:
+        """Tokens of a sequence that one block of the group covers over all ranks."""
+        ranks = self.limits.decode_context if _is_sharded(group.spec) else 1
+        return group.block_tokens * ranks
+
+
+def cache_layout(geometry: ModelGeometry, settings: EngineSettings) -> CacheLayout:
+    """Return how the engine lays out the cache of a model.
+
+    Where the version lies between two whose rules differ, the more cautious of both layouts is
+    returned: the one of which a sequence of greatest length takes more bytes. An engine that either
+    of them would not start counts as one that does not start.
 
     Raises:
-        LayoutNotUnderstood: Auto, and the checkpoint declares a format of its own: whether the
-            engine follows it depends on the version.
+        InvalidModelConfig: the model's config cannot be used.
+        LayoutNotUnderstood: nobody can say how the model keeps its cache.
+        EngineRefuses: the engine would not start with these settings; names the spec field.
     """
-    if kv_cache_type is KvCacheType.FP8:
-        return 1
-    if kv_cache_type is KvCacheType.AUTO and geometry.declared_kv_cache is not None:
-        raise LayoutNotUnderstood(
-            "quantization_config",
-            f"declares a KV cache of {geometry.declared_kv_cache}; set "
-            "spec.sequence.kvCacheType to FP8 or BF16 to say which one is to be used",
+    settings = settings_for(geometry, settings)
+    layers = rank_specs(geometry, settings)
+    strided = settings.platform.device is not Device.CPU
+    layouts = [
+        specs_layout(
+            layers,
+            rules,
+            _limits(geometry, settings, rules),
+            max_model_tokens=settings.max_model_tokens,
+            hybrid_manager=settings.hybrid_manager is not False,
+            strided_pages=strided,
+            prefix_caching=settings.prefix_caching is not False,
         )
-    return 2
+        for rules in layout_rules(settings.version)
+    ]
+    return max(
+        layouts,
+        key=lambda layout: layout.bytes_per_block * layout.blocks(layout.max_model_tokens),
+    )
 
 
-def cache_layout(
-    geometry: ModelGeometry,
+def _limits(
+    geometry: ModelGeometry, settings: EngineSettings, rules: LayoutRules
+) -> SequenceLimits:
+    """Return the limits; batches in flight as ``max_concurrent_batches`` of ``config/vllm.py``."""
+    batches = 1
+    if rules.batches_in_flight:
+        batches = settings.max_concurrent_batches
+    step = settings.max_batched_tokens
+    return SequenceLimits(
+        in_flight_tokens=batches * step,
+        decode_context=settings.decode_context,
+        encoder_tokens=step if rules.encoder_by_step else geometry.encoder_tokens or step,
+    )
+
+
+def specs_layout(
+    ranks: Sequence[Sequence[CacheSpec]],
+    rules: LayoutRules,
+    limits: SequenceLimits,
     *,
-    block_tokens: int,
-    kv_element_bytes: int,
-    tensor: int = 1,
-    pipeline: int = 1,
+    max_model_tokens: int,
+    hybrid_manager: bool = True,
+    packs_blocks: bool = False,
+    strided_pages: bool = False,
+    prefix_caching: bool = True,
 ) -> CacheLayout:
-    """Return the layout on the rank of the pipeline stage with most layers.
+    """Return the layout of bare layer specs (``get_kv_cache_configs``).
 
-    KV heads are divided over the tensor ranks and replicated once there are fewer heads than ranks
-    (vLLM's rule; measured bytes of Qwen3-235B with 4 heads are equal at 4 and 8 ranks).
+    Args:
+        ranks: the caches of the layers of each pipeline rank, in the model's order.
+        rules: those of one version.
+        packs_blocks: kernels demand packed blocks, whatever the specs say.
+        hybrid_manager, strided_pages: as ``group_layers`` takes them.
 
     Raises:
-        InvalidModelConfig: heads or layers cannot be divided as asked, so the engine would not
-            start; names the field of the model and the spec field to change.
+        EngineRefuses: the engine would not start with these layers.
     """
-    if geometry.attention_heads % tensor:
-        raise InvalidModelConfig(
-            "num_attention_heads",
-            geometry.attention_heads,
-            f"cannot be divided by {tensor} tensor ranks; set spec.parallelism.tensor to one of "
-            f"{_choices(geometry)}",
+    starts = accumulate(map(len, ranks), initial=0)
+    by_rank: list[Layers] = [
+        dict(enumerate(specs, start)) for start, specs in zip(starts, ranks, strict=False)
+    ]
+    if not all(by_rank):
+        raise _empty_rank(len(ranks))
+    model = {index: spec for layers in by_rank for index, spec in layers.items()}
+    _check_pages(model)
+    packs_blocks |= any(spec.blocks_outermost for spec in model.values())
+
+    def grouped(layers: Layers) -> tuple[CacheGroup, ...]:
+        return group_layers(
+            layers,
+            rules,
+            hybrid_manager=hybrid_manager,
+            packs_blocks=packs_blocks,
+            strided_pages=strided_pages,
         )
-    if geometry.kv_heads % tensor and tensor % geometry.kv_heads:
-        raise InvalidModelConfig(
-            "num_key_value_heads",
-            geometry.kv_heads,
-            f"can neither be divided by nor replicated over {tensor} tensor ranks; set "
-            f"spec.parallelism.tensor to one of {_choices(geometry)}",
-        )
-    if geometry.layers < pipeline:
-        raise InvalidModelConfig(
-            "num_hidden_layers",
-            geometry.layers,
-            f"are fewer than {pipeline} pipeline stages; lower spec.parallelism.pipeline",
-        )
-    spec = LayerSpec(
-        kv_heads=max(1, geometry.kv_heads // tensor),
-        head_dim=geometry.head_dim,
-        element_bytes=kv_element_bytes,
+
+    groups = grouped(by_rank[0] if rules.groups_of_rank else model)
+    caches: list[RankCache] = []
+    for layers in by_rank:
+        if rules.groups_of_rank:
+            parts = grouped(layers)
+            _check_same_groups(groups, parts, len(ranks))
+        else:
+            parts = tuple(group.on(layers) for group in groups)
+        divided = rules.divides_mixed_groups or len(groups) > 1
+        size = block_bytes(parts if divided else groups, rules, packs_blocks=packs_blocks)
+        if not size:
+            raise _empty_rank(len(ranks))
+        caches.append(RankCache(size, _demands(layers, groups, parts, size, rules)))
+    prefix_caching = prefix_caching and all(
+        spec.kind is not CacheKind.STATE or spec.state_mode != "none" for spec in model.values()
     )
-    group = CacheGroup(spec, layers=ceil_div(geometry.layers, pipeline), block_tokens=block_tokens)
-    return CacheLayout((group,), block_tokens, group.bytes_per_block)
+    layout = CacheLayout(
+        groups, tuple(caches), rules, limits, max_model_tokens, prefix_caching=prefix_caching
+    )
+    _check_mix(layout)
+    return layout
 
 
-def tensor_sizes(geometry: ModelGeometry, most: int) -> tuple[int, ...]:
-    """Return the tensor parallel sizes up to ``most`` over which the model can be divided."""
-    return tuple(
-        size
-        for size in range(1, most + 1)
-        if geometry.attention_heads % size == 0
-        and (geometry.kv_heads % size == 0 or size % geometry.kv_heads == 0)
+def _empty_rank(ranks: int) -> EngineRefuses:
+    return EngineRefuses(
+        "spec.parallelism.pipeline",
+        ranks,
+        "leaves a rank without any layer that keeps a cache; lower it",
     )
 
 
-def _choices(geometry: ModelGeometry) -> str:
-    return ", ".join(str(size) for size in tensor_sizes(geometry, 16))
+def _demands(
+    layers: Layers,
+    groups: Sequence[CacheGroup],
+    parts: Sequence[CacheGroup],
+    bytes_per_block: int,
+    rules: LayoutRules,
+) -> tuple[Demand, ...]:
+    """Return what the start check counts on a rank with these layers and parts of the groups."""
+    first = groups[0].spec
+    match rules.start_check:
+        case StartCheck.LAYERS:
+            return tuple(Demand(spec.page_bytes, spec) for spec in layers.values())
+        case StartCheck.FIRST_GROUP_OF_MODEL:
+            return (Demand(max(group.page_bytes for group in groups), first),)
+        case StartCheck.FIRST_GROUP:
+            return (Demand(max(part.page_bytes for part in parts), first),)
+        case StartCheck.EVERY_GROUP:
+            size = checked_block_bytes(parts, rules) or bytes_per_block
+            return tuple(Demand(size, group.spec) for group in groups)
+
+
+def _check_pages(layers: Layers) -> None:
+    """Refuse blocks that hold nothing: fewer tokens than one compressed cell stands for."""
+    for spec in layers.values():
+        if not spec.page_bytes:
+            raise EngineRefuses(
+                "spec.sequence.blockTokens",
+                spec.block_tokens,
+                f"is less than the {spec.tokens_per_cell} tokens that one cell of the model's "
+                "cache stands for; leave it out",
+            )
+
+
+def _check_same_groups(
+    groups: Sequence[CacheGroup], parts: Sequence[CacheGroup], ranks: int
+) -> None:
+    """Refuse pipeline ranks that group their own layers differently (0.10)."""
+    if [group.spec for group in groups] != [part.spec for part in parts]:
+        raise EngineRefuses(
+            "spec.parallelism.pipeline",
+            ranks,
+            "gives ranks with different kinds of layers, which this version cannot run",
+        )
+
+
+def _check_mix(layout: CacheLayout) -> None:
+    """Refuse what the caches of several groups cannot do (``v1/core/kv_cache_coordinator.py``)."""
+    groups, rules = layout.groups, layout.rules
+    ranks = layout.limits.decode_context
+    if ranks > 1:
+        windowed = any(
+            spec.kind in _COUNTS_TOKENS[1] and spec.dcp_sharded for spec in _specs(groups)
+        )
+        if windowed or (len(groups) > 1 and not rules.shards_mixed_groups):
+            raise EngineRefuses(
+                "spec.parallelism.decodeContext",
+                ranks,
+                "cannot deal the tokens of this model to ranks, because not all of its layers "
+                "keep all tokens; set it to 1",
+            )
+    if layout.prefix_caching and len(groups) > 1 and not rules.caches_any_mix:
+        kinds = {group.spec for group in groups}
+        if sum(spec.kind in _COUNTS_TOKENS[0] for spec in kinds) != 1 or len(kinds) != 2:
+            raise EngineRefuses(
+                "spec.sequence.prefixCaching",
+                "Enabled",
+                "works in this version for full attention and one other kind of layers only; "
+                "set it to Disabled",
+            )
+
+
+def _specs(groups: Sequence[CacheGroup]) -> Iterator[CacheSpec]:
+    return (spec for group in groups for spec in group.layers.values())
+
+
+def _is_sharded(spec: CacheSpec) -> bool:
+    return spec.dcp_sharded and spec.kind is not CacheKind.STATE

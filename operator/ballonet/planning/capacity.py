@@ -16,7 +16,7 @@ from ballonet.catalog.calibration import calibration
 from ballonet.engines import vllm
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan, Work, given_memory, rank_memory
-from ballonet.kv.units import Interval, format_bytes, largest
+from ballonet.kv.units import Interval, counted, format_bytes, largest
 from ballonet.kv.weights import rank_weights
 from ballonet.planning import explain
 from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, ranks_per_pod, takes
@@ -207,7 +207,7 @@ def would_not_start(capacity: Capacity, slots: int) -> Finding | None:
         return Finding(
             Status.FALSE,
             Reason.CEILING_DOES_NOT_FIT,
-            f"One sequence of {ceiling} tokens takes {per_sequence} blocks and only "
+            f"One sequence of {counted(ceiling, 'token')} takes {per_sequence:,} blocks and only "
             f"{explain.span(usable)} can be held: {lower}give more KV memory.",
         )
     return None

@@ -285,27 +285,6 @@ def topology_finding(
     return Finding(status, judgement.reason, bounded(text))
 
 
-def layout_steps(layout: CacheLayout, ceiling: int, source: str) -> list[Step]:
-    """Return how the blocks of one sequence come about."""
-    steps = []
-    for group in layout.groups:
-        spec = group.spec
-        steps.append(
-            Step(
-                "Bytes of a block",
-                f"2 (keys, values) x {spec.kv_heads} KV heads a rank x {spec.head_dim} x "
-                f"{spec.element_bytes} bytes x {group.layers} layers x {group.block_tokens} tokens",
-                f"{group.bytes_per_block:,} bytes",
-                source,
-            )
-        )
-    parts = " + ".join(f"ceil({ceiling:,} / {group.block_tokens:,})" for group in layout.groups)
-    sequence = Step(
-        "Blocks of a sequence", parts, counted(layout.blocks(ceiling), "block"), "ceiling"
-    )
-    return [*steps, sequence]
-
-
 def memory_steps(memory: MemoryPlan) -> list[Step]:
     """Return where the memory of a rank goes."""
     assert memory.kv_cache_bytes is not None

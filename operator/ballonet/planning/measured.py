@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from ballonet.api.conditions import Finding, Reason, Status
@@ -18,9 +18,9 @@ from ballonet.planning.topology import (
     BlockSizes,
     Judgement,
     judge,
+    pods,
     pool_need,
     role_statuses,
-    sharing_engines,
 )
 
 # The label of max_concurrency is a decimal number: what it is short of a whole block is rounding.
@@ -126,12 +126,7 @@ def _sizes(
         )
         return BlockSizes(lambda _tokens: whole, lambda _tokens: 0), at_ceiling_only
     if report.block_tokens is not None and report.block_tokens != layout.block_tokens:
-        tokens = report.block_tokens
-        layout = replace(
-            layout,
-            block_tokens=tokens,
-            groups=tuple(replace(group, block_tokens=tokens) for group in layout.groups),
-        )
+        layout = layout.with_block_tokens(report.block_tokens)
     planned = BlockSizes.of(layout)
     at_ceiling = planned.blocks(ceiling)
     if told is None or told == at_ceiling:
@@ -169,7 +164,7 @@ def _topology(
         )
         return finding, plan.topology
     whole = pool_need(spec, sizes)
-    engines = sharing_engines(spec)
+    engines = pods(spec)
     need = whole.shared_among(engines)
     if limit is None:
         limit = plan.gates.max_concurrent if plan.gates is not None else need.slots

@@ -18,7 +18,7 @@ from ballonet.engines import vllm
 from ballonet.engines.base import Gates, PlannedArguments, UserArguments
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan
-from ballonet.kv.units import Interval
+from ballonet.kv.units import Interval, counted
 from ballonet.planning import explain
 from ballonet.planning.batch import max_batched_tokens
 from ballonet.planning.budget import budget_interval, max_concurrent
@@ -33,6 +33,7 @@ from ballonet.planning.capacity import (
     would_not_start,
 )
 from ballonet.planning.explain import Step
+from ballonet.planning.explain_layout import layout_steps
 from ballonet.planning.pod import (
     PodNeeds,
     pod_needs,
@@ -48,9 +49,9 @@ from ballonet.planning.topology import (
     EngineNeed,
     Judgement,
     judge,
+    pods,
     pool_need,
     role_statuses,
-    sharing_engines,
 )
 
 MODEL_MOUNT = "/model"
@@ -312,14 +313,14 @@ def _unplanned(plan: Plan, resolved: Resolved, finding: Finding) -> Plan:
 def _engine_need(spec: InferencePoolSpec, layout: CacheLayout | None) -> EngineNeed:
     """Return the need of one engine when the replicas share the runs evenly."""
     sizes = NO_SIZES if layout is None else BlockSizes.of(layout)
-    return pool_need(spec, sizes).shared_among(sharing_engines(spec))
+    return pool_need(spec, sizes).shared_among(pods(spec))
 
 
 def _planned(plan: Plan, capacity: Capacity) -> Plan:
     """Return the plan of a pool whose budget can be worked out."""
     spec, resolved, layout = capacity.spec, capacity.resolved, capacity.layout
     need = _engine_need(spec, layout)
-    whole, engines = pool_need(spec, BlockSizes.of(layout)), sharing_engines(spec)
+    whole, engines = pool_need(spec, BlockSizes.of(layout)), pods(spec)
     # Pods are not replaced for another number of replicas, so the limit is made for all with which
     # the pool fits.
     share = whole.largest_share(engines, lambda share: surely_fits(capacity, share))
@@ -362,7 +363,12 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
         )
     gates = _gates(spec, resolved, slots.limit)
     steps = (
-        *explain.layout_steps(layout, spec.sequence.max_tokens, resolved.source),
+        *layout_steps(
+            layout,
+            spec.sequence.max_tokens,
+            resolved.source,
+            rules=f"rules of vLLM {spec.engine.version}",
+        ),
         *explain.memory_steps(capacity.memory(judged_slots)),
         *explain.budget_steps(
             layout=layout,
@@ -422,8 +428,8 @@ def _budget_finding(capacity: Capacity, slots: int, source: Source) -> Finding:
         Status.TRUE,
         Reason.GIVEN if source is Source.GIVEN else Reason.PREDICTED,
         f"{explain.amount(kv_cache)} of KV memory a rank ({source.value.lower()}) = "
-        f"{explain.span(blocks)} blocks of {layout.block_tokens} tokens; "
-        f"a sequence of {ceiling} tokens takes {layout.blocks(ceiling)}"
+        f"{explain.span(blocks)} blocks of {counted(layout.block_tokens, 'token')}; "
+        f"a sequence of {counted(ceiling, 'token')} takes {layout.blocks(ceiling):,}"
         f"{'' if risk is None else f'; {risk}'}.",
     )
 

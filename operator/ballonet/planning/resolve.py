@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
@@ -16,10 +16,11 @@ from ballonet.api.v1alpha1 import (
 )
 from ballonet.catalog import Accelerator, Catalog, CatalogModel
 from ballonet.engines import vllm
-from ballonet.engines.base import PlannedArguments
+from ballonet.engines.base import PlannedArguments, SpeculationArguments
 from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry, parse_config
-from ballonet.kv.layout import CacheLayout, cache_layout, element_bytes
+from ballonet.kv.layers import Attention
+from ballonet.kv.layout import CacheLayout, cache_layout
 from ballonet.kv.settings import (
     CPU,
     CUDA,
@@ -27,10 +28,11 @@ from ballonet.kv.settings import (
     EngineRefuses,
     EngineSettings,
     Platform,
+    Speculation,
 )
 from ballonet.kv.units import Interval
 from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, ranks_per_pod
-from ballonet.planning.topology import NO_SIZES, pool_need, sharing_engines
+from ballonet.planning.topology import NO_SIZES, pods, pool_need
 
 
 class Unresolved(Exception):  # noqa: N818 - an outcome, not a fault
@@ -109,11 +111,8 @@ def resolve(
     if geometry is not None:
         _check_model_can(spec, geometry)
         try:
-            if arguments.speculation is not None:
-                raise LayoutNotUnderstood(
-                    "--speculative-config", f"{arguments.speculation.method} is not planned for"
-                )
-            layout = _layout(geometry, settings)
+            speculation = _speculation(arguments.speculation, catalog)
+            layout = cache_layout(geometry, replace(settings, speculation=speculation))
         except EngineRefuses as error:
             raise Unresolved(Reason.UNSUPPORTED_BY_ENGINE, str(error)) from None
         except LayoutNotUnderstood as error:
@@ -266,10 +265,14 @@ def _settings(
     kernels and pages decide.
     """
     sequence, parallelism = spec.sequence, spec.parallelism
-    plain = geometry is not None
+    plain = geometry is not None and all(
+        isinstance(cache, Attention) and not cache.indexed
+        for layer in geometry.caches
+        for cache in layer
+    )
     # One layout serves every number of sequences that is tried: up to the tokens of a step, which
     # only more required slots than that raise, it is the same, and beyond no larger.
-    slots = max(MAX_SLOTS, pool_need(spec, NO_SIZES).shared_among(sharing_engines(spec)).slots)
+    slots = max(MAX_SLOTS, pool_need(spec, NO_SIZES).shared_among(pods(spec)).slots)
     version = vllm.parse_version(spec.engine.version)
     return EngineSettings(
         version=(version.major, version.minor, version.patch),
@@ -293,22 +296,24 @@ def _settings(
     )
 
 
-def _layout(geometry: ModelGeometry, settings: EngineSettings) -> CacheLayout:
-    kinds = {word: kind for kind, word in _KV_CACHE_TYPES.items()}
-    if settings.kv_cache_type not in kinds:
+def _speculation(arguments: SpeculationArguments | None, catalog: Catalog) -> Speculation | None:
+    """Return the drafting as the layout takes it; a model that drafts is one of the catalog.
+
+    Raises:
+        LayoutNotUnderstood: what that model keeps is not known.
+    """
+    if arguments is None:
+        return None
+    if arguments.model is None:
+        return Speculation(arguments.method, arguments.tokens)
+    entry = catalog.model(arguments.model)
+    if entry is None:
         raise LayoutNotUnderstood(
-            "--kv-cache-dtype", f"{settings.kv_cache_type} is not planned for"
+            "--speculative-config",
+            f"the drafting model {arguments.model} is not in the catalog, so what it keeps is not "
+            "known",
         )
-    try:
-        return cache_layout(
-            geometry,
-            block_tokens=settings.block_tokens or 16,
-            kv_element_bytes=element_bytes(geometry, kinds[settings.kv_cache_type]),
-            tensor=settings.tensor,
-            pipeline=settings.pipeline,
-        )
-    except InvalidModelConfig as error:
-        raise EngineRefuses("spec.parallelism", settings.tensor, str(error)) from None
+    return Speculation(arguments.method, arguments.tokens, entry.geometry)
 
 
 def _weights(

@@ -41,10 +41,7 @@ class BlockSizes:
     @classmethod
     def of(cls, layout: CacheLayout) -> BlockSizes:
         """Return the sizes of a cache layout."""
-        return cls(
-            layout.blocks,
-            lambda tokens: sum(tokens // group.block_tokens for group in layout.groups),
-        )
+        return cls(layout.blocks, layout.shared_blocks)
 
 
 # For counting slots where no layout is known.
