@@ -25,6 +25,7 @@ def generated() -> dict[str, str]:
             (ROOT / "docs/catalog.md").read_text(),
             {
                 "devices": reference.devices_part(),
+                "slices": reference.slices_part(),
                 "models": reference.models_part(),
                 "versions": reference.versions_part(),
             },

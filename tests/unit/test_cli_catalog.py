@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def test_engines_show_what_each_version_can_do() -> None:
     assert "bounded queue" not in found["0.28.0"]["abilities"]
     assert found["0.19.1"]["default_memory_percent"] == 90
     assert found["0.32.0"]["default_memory_percent"] == 92
+    assert len(found["0.32.0"]["calibration"]) >= 1
     assert list(found) == sorted(found, key=lambda text: [int(n) for n in text.split(".")])
 
 
@@ -111,6 +113,17 @@ def test_own_entries_are_listed_with_the_others(own: str) -> None:
 
 def test_a_file_that_can_be_used_is_said_to_be(own: str) -> None:
     assert run("validate", own) == f"{own}: acme/chat-8b added\n"
+
+
+def test_the_entries_of_the_page_can_be_used(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "catalog-entries.md").read_text()
+    blocks = re.findall(r"(?s)```yaml\n(.*?)```", page)
+    assert len(blocks) == 2
+    for number, block in enumerate(blocks):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(block)
+        run("validate", str(file))
+    assert run("validate", str(tmp_path / "0.yaml")).partition(": ")[2].strip() in page
 
 
 def test_a_file_of_replacements_says_what_it_replaces(own: str) -> None:

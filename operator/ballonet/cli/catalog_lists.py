@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 from ballonet.catalog import Accelerator, Catalog, CatalogModel
+from ballonet.catalog.calibration import calibration
 from ballonet.catalog.flags import vllm_sampled_versions
 from ballonet.cli.canvas import Table
 from ballonet.engines import vllm
-from ballonet.engines.vllm_abilities import abilities
+from ballonet.engines.vllm_abilities import Ability, abilities
 from ballonet.engines.vllm_defaults import default_memory_percent
 from ballonet.engines.vllm_versions import parse_version
 from ballonet.kv.config import LayoutNotUnderstood
@@ -131,34 +131,41 @@ def _gib(size: int | None) -> str:
 
 
 def listed_engines() -> Listed:
-    """Return the versions of vLLM that were read, and what came and went with each."""
+    """Return the versions of vLLM that were read, and what is new in each."""
     versions = [text for text in vllm_sampled_versions() if parse_version(text) >= vllm.OLDEST]
-    can = {text: [one.name for one in abilities(text)] for text in versions}
-    news = {versions[0]: can[versions[0]]} | {
-        after: [name for name in can[after] if name not in can[before]]
-        for before, after in pairwise(versions)
-    }
+    rows = []
+    before: tuple[Ability, ...] = ()
+    for version in versions:
+        can = abilities(version)
+        rows.append(_engine_row(version, can, [one for one in can if one not in before]))
+        before = can
     return Listed(
-        ("version", "memory unless given", "new in it"),
-        frozenset({"memory unless given"}),
-        tuple(
-            Row(
-                (text, f"{_default_percent(text)} %", ", ".join(news[text])),
-                {
-                    "engine": "VLLM",
-                    "version": text,
-                    "default_memory_percent": _default_percent(text),
-                    "abilities": can[text],
-                },
-                (*can[text], "vllm"),
-            )
-            for text in versions
-        ),
+        ("version", "memory unless given", "boots calibrated on", "new in it"),
+        frozenset({"memory unless given", "boots calibrated on"}),
+        tuple(rows),
     )
 
 
-def _default_percent(version: str) -> int:
-    return default_memory_percent(parse_version(version)[:3])
+def _engine_row(version: str, can: Iterable[Ability], new: Iterable[Ability]) -> Row:
+    number = parse_version(version)[:3]
+    percent = default_memory_percent(number)
+    classes = [one for one in calibration().classes if one.first <= number < one.before]
+    cells = (
+        version,
+        f"{percent} %",
+        str(sum(one.boots for one in classes)),
+        ", ".join(one.name for one in new),
+    )
+    document = {
+        "engine": "VLLM",
+        "version": version,
+        "default_memory_percent": percent,
+        "abilities": [one.name for one in can],
+        "calibration": [
+            {"name": one.name, "boots": one.boots, "covered": one.covered} for one in classes
+        ],
+    }
+    return Row(cells, document, ("vllm", *(one.name for one in can)))
 
 
 def changes(before: Catalog, after: Catalog) -> str:
