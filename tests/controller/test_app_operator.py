@@ -12,6 +12,7 @@ import pytest
 
 from ballonet.app.operator import Operator
 from ballonet.app.settings import Settings
+from ballonet.catalog import Catalog
 from ballonet.cluster.lease import LeaseTakenError
 from ballonet.cluster.port import Json, Kind
 from tests.fakes.apiserver import FakeApiServer
@@ -45,7 +46,9 @@ class Harness:
 
     def start(self, **settings: object) -> Operator:
         given = {"namespace": "system", "identity": "one", "listen": "127.0.0.1:0", **settings}
-        self.operator = Operator(Settings.model_validate(given), self.api.connect)
+        self.operator = Operator(
+            Settings.model_validate(given), Catalog.builtin(), self.api.connect
+        )
         self.running = asyncio.create_task(self.operator.run())
         return self.operator
 

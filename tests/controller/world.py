@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
 from ballonet.api.conditions import ConditionType, Finding, Reason, Status, violations
+from ballonet.catalog import Catalog
 from ballonet.cluster.port import Json, Kind
 from ballonet.planning.measured import EngineReport
 from ballonet.reconcile.reconcile import Outcome, PoolKey, Reconciler
@@ -69,6 +70,7 @@ class World:
             self.cluster,
             self.engines,
             self.events,
+            catalog=Catalog.builtin(),
             installation=installation,
             now=lambda: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds),
             monotonic=lambda: self.seconds,

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ballonet.app.catalog import read_catalog
 from ballonet.app.settings import LogFormat, LogLevel, Settings, SettingsError, flag, load, variable
+from ballonet.catalog import Catalog
 
 
 def test_flags_win_over_variables_and_these_over_defaults() -> None:
@@ -77,3 +79,52 @@ def test_each_setting_is_documented() -> None:
     for name in Settings.model_fields:
         assert f"`{variable(name)}`" in text
         assert f"`{flag(name)}`" in text
+
+
+ENTRY = """\
+models:
+  - name: {name}
+    config: {{model_type: llama, num_hidden_layers: 2, num_attention_heads: 4, hidden_size: 64,
+             vocab_size: 128}}
+    sources: {{config: "config file: ours"}}
+"""
+
+
+def test_own_entries_are_read_from_files_and_folders_each_over_those_before(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    (folder / "a.yaml").write_text(ENTRY.format(name="acme/a"))
+    (folder / "notes.txt").write_text("no entries")
+    single = tmp_path / "more.yml"
+    single.write_text(ENTRY.format(name="Qwen/Qwen3-8B"))
+    settings = load({"BALLONET_CATALOG": f"{folder}, {single}"})
+    catalog = read_catalog(settings.catalog)
+    assert catalog.model("acme/a") is not None
+    replaced = catalog.model("Qwen/Qwen3-8B")
+    assert replaced is not None
+    assert replaced.geometry.layers == 2
+
+
+def test_a_folder_without_entries_leaves_the_catalog_as_it_is(tmp_path: Path) -> None:
+    assert read_catalog([str(tmp_path)]) is Catalog.builtin()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "BALLONET_CATALOG: {file}: No such file or directory"),
+        (b"\xff", "BALLONET_CATALOG: {file}: is not UTF-8 text"),
+        (b"models: [{name: x}]", "BALLONET_CATALOG: {file}: models[0] ('x'): config: is missing"),
+    ],
+)
+def test_a_file_of_entries_that_cannot_be_used_is_named(
+    text: bytes | None, words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "own.yaml"
+    if text is not None:
+        file.write_bytes(text)
+    with pytest.raises(SettingsError) as raised:
+        read_catalog([str(file)])
+    assert words.format(file=file) in str(raised.value)

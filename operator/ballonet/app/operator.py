@@ -17,11 +17,13 @@ import structlog
 from ballonet import __version__
 from ballonet.api import v1alpha1
 from ballonet.app import logging as app_logging
+from ballonet.app.catalog import read_catalog
 from ballonet.app.http import Health, HttpServer
 from ballonet.app.metrics import Metrics
 from ballonet.app.settings import Settings, SettingsError, load
 from ballonet.app.watch import Watch
 from ballonet.app.workers import PASS_SECONDS, Workers
+from ballonet.catalog import Catalog
 from ballonet.cluster.client import KubernetesCluster
 from ballonet.cluster.connection import Connection, connect
 from ballonet.cluster.events import EventRecorder
@@ -45,19 +47,20 @@ def main(arguments: Sequence[str]) -> int:
     """Run the operator with settings from flags and environment; return the exit status."""
     try:
         settings = load(os.environ, arguments)
+        catalog = read_catalog(settings.catalog)
     except SettingsError as error:
         app_logging.configure(Settings().log_level, Settings().log_format)
         log.error("Settings cannot be used", error=str(error))
         return 2
-    return run(settings)
+    return run(settings, catalog)
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, catalog: Catalog) -> int:
     """Run until SIGTERM or SIGINT (0), or until the Lease is lost or something breaks (1)."""
     app_logging.configure(settings.log_level, settings.log_format)
     log.info("Starting", version=__version__, **settings.model_dump(mode="json"))
     try:
-        return asyncio.run(Operator(settings).run())
+        return asyncio.run(Operator(settings, catalog).run())
     except LeaseTakenError as error:
         log.error("Stopped because another operator took over", error=str(error))
     except Exception:
@@ -69,7 +72,10 @@ class Operator:
     """The parts of one process and how they depend on each other."""
 
     def __init__(
-        self, settings: Settings, login: Callable[[], Awaitable[Connection]] | None = None
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        login: Callable[[], Awaitable[Connection]] | None = None,
     ) -> None:
         self._settings = settings
         login = login or partial(connect, settings.kube_context)
@@ -87,6 +93,7 @@ class Operator:
             self._cluster,
             self._scrape,
             EventRecorder(self._cluster, instance=settings.identity),
+            catalog=catalog,
             installation=settings.installation,
             now=lambda: datetime.now(UTC),
             monotonic=time.monotonic,

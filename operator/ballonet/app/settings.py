@@ -49,8 +49,12 @@ class Switch(StrEnum):
 
 def _split(value: Any) -> Any:
     if isinstance(value, str):
-        return tuple(sorted({part.strip() for part in value.split(",") if part.strip()}))
+        return tuple(part for part in (part.strip() for part in value.split(",")) if part)
     return value
+
+
+def _set(value: Any) -> Any:
+    return tuple(sorted(set(_split(value)))) if isinstance(value, str) else value
 
 
 def _own_identity() -> str:
@@ -63,7 +67,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    namespaces: Annotated[tuple[Namespace, ...], BeforeValidator(_split)] = Field(
+    namespaces: Annotated[tuple[Namespace, ...], BeforeValidator(_set)] = Field(
         (), description="Namespaces to serve, comma-separated; empty means the whole cluster."
     )
     namespace: Namespace = Field(
@@ -100,6 +104,12 @@ class Settings(BaseModel):
     )
     streaming_lists: Switch = Field(
         Switch.OFF, description="First lists as streams, which Kubernetes 1.34 and later serve."
+    )
+
+    catalog: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
+        (),
+        description="Files of own devices and models, comma-separated, each over those before it; "
+        "of a folder all that end in .yaml, .yml or .json. Read at the start.",
     )
 
     @property

@@ -12,6 +12,7 @@ import structlog
 
 from ballonet.api.conditions import ConditionType, Finding, Reason, Status
 from ballonet.api.v1alpha1 import InferencePoolSpec
+from ballonet.catalog import Catalog
 from ballonet.cluster.lease import LEASE_SECONDS
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 from ballonet.planning.plan import Plan, plan_pool
@@ -115,6 +116,7 @@ class Reconciler:
         cluster: the API server.
         metrics: where engines are read.
         events: where transitions are told.
+        catalog: devices and models that pools can name.
         installation: namespace/lease of this operator.
         now: the time of day.
         monotonic: seconds that never run backwards.
@@ -126,6 +128,7 @@ class Reconciler:
         metrics: MetricsSource,
         events: EventSink,
         *,
+        catalog: Catalog,
         installation: str,
         now: Callable[[], datetime],
         monotonic: Callable[[], float],
@@ -133,6 +136,7 @@ class Reconciler:
         self._cluster = cluster
         self._metrics = metrics
         self._events = events
+        self._catalog = catalog
         self._installation = installation
         self._now = now
         self._monotonic = monotonic
@@ -336,6 +340,7 @@ class Reconciler:
                     name,
                     parsed.model_copy(update={"replicas": spec.get("replicas", 1)}),
                     config_text,
+                    catalog=self._catalog,
                     with_remedies=remedies,
                 )
                 if isinstance(parsed, InferencePoolSpec)
