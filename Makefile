@@ -10,7 +10,7 @@ PY = $(shell hack/bootstrap.sh path)/bin/python
 export MYPY_CACHE_DIR := $(CACHE)/tools/mypy
 export RUFF_CACHE_DIR := $(CACHE)/tools/ruff
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/tools/hypothesis
-export PYTHONPATH := operator:.
+export PYTHONPATH := operator:probe:.
 
 .PHONY: help
 help: ## Show the targets
@@ -41,11 +41,11 @@ test: test-unit test-e2e ## All tests: test-unit, then test-e2e
 
 .PHONY: test-unit
 test-unit: setup ## Unit, golden, property and controller tests (no cluster)
-	$(PY) -m pytest tests -q --durations=5
+	$(PY) -m pytest tests probe/tests/unit -q --durations=5
 
 .PHONY: test-e2e
 test-e2e: setup ## Scenarios on a real cluster with the real vLLM
-	$(PY) -m e2e.session -- $(PY) -m pytest e2e -v -rs --durations=0 --durations-min=0.5
+	$(PY) -m e2e.session -- $(PY) -m pytest e2e probe/tests/engine -v -rs --durations=0 --durations-min=0.5
 
 .PHONY: demo
 demo: setup ## A refused topology, its remedy and what both do to a real engine (KEEP=1: stay up)
@@ -66,6 +66,17 @@ plan: setup ## Plan the pools of F without a cluster, for example F=examples (ma
 .PHONY: bench
 bench: setup ## Benchmarks
 	$(PY) -m e2e.session -- $(PY) -m benchmarks
+
+# The data and the scorer are no part of this tree: DATA is a folder of them, SCORER the program.
+SIZING = $(CACHE)/sizing
+.PHONY: bench-sizing
+bench-sizing: setup ## Grade sizes against a data set: DATA=folder SCORER=score.py
+	@mkdir -p $(SIZING)
+	$(PY) $(or $(SCORER),$(error say where the scorer is: SCORER=score.py)) questions \
+		--data $(or $(DATA),$(error say where the data is: DATA=folder)) --out $(SIZING)/questions.jsonl
+	$(PY) -m benchmarks.sizing $(SIZING)/questions.jsonl $(SIZING)/answers.jsonl
+	$(PY) $(SCORER) grade --data $(DATA) --answers $(SIZING)/answers.jsonl --json $(SIZING)/graded.json >/dev/null
+	$(PY) -m benchmarks.sizing_table $(SIZING)/graded.json
 
 .PHONY: images
 images: setup ## Build the container images and print their archives

@@ -44,7 +44,7 @@ def prepare() -> None:
         _install_packages()
     parts: dict[str, Callable[[], Any]] = {
         "Kubernetes binary": partial(kubernetes.build, cache_root(), _say),
-        "vLLM environment": vllm.build,
+        "vLLM environments": lambda: [vllm.build(), *map(vllm.build_overlay, vllm.overlays())],
         "images": lambda: [images.build(name) for name in images.IMAGES],
     }
     with ThreadPoolExecutor(len(parts)) as pool:

@@ -11,6 +11,9 @@ named like a vLLM version holds its lock:
     triton is 1 GB that a CPU never loads), and the same with hashes.
 `cuda.in`, `cuda.txt`
     the shared libraries without which torch's CUDA file cannot be imported, even on a CPU.
+
+A folder with `overlay.txt` alone is a version of which only its own files are taken, to be put on
+PYTHONPATH before the default environment: its scheduler and its server run on those dependencies.
 """
 
 from __future__ import annotations
@@ -36,6 +39,11 @@ STUB_METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
 def versions() -> list[str]:
     """The vLLM versions that have a lock here."""
     return sorted(path.parent.name for path in LOCKS.glob("*/packages.in"))
+
+
+def overlays() -> list[str]:
+    """The vLLM versions of which only their own files are taken."""
+    return sorted(path.parent.name for path in LOCKS.glob("*/overlay.txt"))
 
 
 def environment_path(version: str = DEFAULT_VERSION) -> Path:
@@ -76,6 +84,29 @@ def build(version: str = DEFAULT_VERSION) -> Path:
         (stub / "METADATA").write_text(STUB_METADATA.format(version=version))
         run_step(f"{TITLE}: import", [str(path / "bin/python"), "-c", "import torch, vllm"])
         complete.touch()
+    return path
+
+
+def build_overlay(version: str) -> Path:
+    """Return the folder with this version's own files; made if it is not there yet.
+
+    Raises:
+        BuildError: there is no `overlay.txt` of that version, or the installation failed.
+    """
+    lock = LOCKS / version / "overlay.txt"
+    if not lock.exists():
+        raise BuildError(f"no overlay of vLLM {version!r}")
+    key = content_key([version, str(INTERPRETER), lock.read_bytes()])
+    path = (cache_root() / f"vllm-overlay-{key}").resolve()
+    complete = path / ".complete"
+    environment = build()
+    with locked(path.name):
+        if not complete.exists():
+            shutil.rmtree(path, ignore_errors=True)
+            os.umask(0o022)  # engines run as another user
+            target = ["--target", str(path), "--require-hashes", "-r", str(lock)]
+            _pip(environment, f"vLLM {version} overlay", *target)
+            complete.touch()
     return path
 
 

@@ -1,0 +1,108 @@
+"""What happened to sequences since the engine started, counted by role."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from ballonet_probe.settings import MAX_ROLES, Settings
+from ballonet_probe.snapshot import tags
+
+EVENTS = ("arrived", "admitted", "preempted", "resumed", "finished", "aborted")
+OTHER = "_other"
+BUCKET_TOKENS = tuple(2**power for power in range(7, 21))
+
+
+class Histogram:
+    """Tokens of sequences, in buckets that double."""
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self.counts = [0] * (len(BUCKET_TOKENS) + 1)
+        self.sum = 0
+        for one in tokens:
+            self.add(one)
+
+    def add(self, tokens: int) -> None:
+        """Count a sequence of this many tokens."""
+        self.counts[bisect_left(BUCKET_TOKENS, tokens)] += 1
+        self.sum += tokens
+
+    @property
+    def count(self) -> int:
+        """Sequences in all buckets."""
+        return sum(self.counts)
+
+
+class Lifecycle:
+    """Counts events as the scheduler reports them; call with its lock held."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._declared = settings.roles
+        self._known = set(settings.roles)
+        self._live: dict[str, Any] = {}
+        self._admitted: set[str] = set()
+        self.events: Counter[tuple[str, str]] = Counter()
+        self.finished_tokens: dict[str, Histogram] = {}
+        self.past_ceiling: Counter[str] = Counter()
+        self.past_compaction: Counter[str] = Counter()
+        self._running_peak = 0
+
+    def role(self, name: str) -> str:
+        """Return the role as a label: names beyond the first MAX_ROLES are one."""
+        if name in self._known:
+            return name
+        if len(self._known) >= MAX_ROLES:
+            return OTHER
+        self._known.add(name)
+        return name
+
+    def take_running_peak(self, now_running: int) -> int:
+        """Return the most sequences that ran at once since the last call."""
+        peak = max(self._running_peak, now_running)
+        self._running_peak = now_running
+        return peak
+
+    def arrived(self, request: Any) -> None:
+        """Count a request that the engine took in."""
+        # A streaming session sends its next input under the same id.
+        if request.request_id not in self._live:
+            self._live[request.request_id] = request
+            self._count("arrived", request)
+
+    def scheduled(self, output: Any, running: int) -> None:
+        """Count what one step let in and what it took the blocks from."""
+        self._running_peak = max(self._running_peak, running)
+        for request_id in getattr(output, "preempted_req_ids", None) or ():
+            self._count("preempted", self._live.get(request_id))
+        # The newer model runner gets resumed requests among the new ones.
+        started = [one.req_id for one in output.scheduled_new_reqs]
+        for request_id in (*started, *output.scheduled_cached_reqs.resumed_req_ids):
+            event = "resumed" if request_id in self._admitted else "admitted"
+            self._admitted.add(request_id)
+            self._count(event, self._live.get(request_id))
+
+    def ended(self, request_id: str, event: str) -> None:
+        """Count a sequence that is no more, once; event is ``finished`` or ``aborted``."""
+        request = self._live.pop(request_id, None)
+        self._admitted.discard(request_id)
+        if request is None:
+            return
+        self._count(event, request)
+        name = tags(request)[1]
+        role, tokens = self.role(name), request.num_tokens
+        self.finished_tokens.setdefault(role, Histogram()).add(tokens)
+        limits = self._declared.get(name)
+        if limits is not None:
+            self.past_ceiling[role] += tokens > (limits.ceiling_tokens or tokens)
+            self.past_compaction[role] += tokens > (limits.compact_at_tokens or tokens)
+
+    def aborted(self) -> None:
+        """Count the sequences that somebody ended from outside."""
+        for request_id in [one for one, request in self._live.items() if request.is_finished()]:
+            self.ended(request_id, "aborted")
+
+    def _count(self, event: str, request: Any) -> None:
+        if request is not None:
+            self.events[event, self.role(tags(request)[1])] += 1
