@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ballonet.catalog import accelerator
+from ballonet.catalog import Catalog
 from ballonet.catalog.calibration import calibration
 from ballonet.kv.geometry import parse_config
 from ballonet.kv.memory import MemoryPlan, Work, rank_memory
@@ -32,7 +32,7 @@ ROUNDING_BYTES = GIB * 5 // 1000  # figures are printed with two decimals
 
 
 def plan(boot: dict[str, Any]) -> MemoryPlan:
-    device = accelerator(boot["device"])
+    device = Catalog.builtin().accelerator(boot["device"])
     assert device is not None
     assert device.memory_bytes is not None
     per_mille = int(Decimal(boot["share"]) * 1000)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ballonet.api.conditions import REASONS, ConditionType, Reason, Status
 from ballonet.api.status import MAX_MESSAGE_CHARACTERS, Verdict
-from ballonet.catalog import Catalog, accelerator_names, model_names
+from ballonet.catalog import Catalog
 from ballonet.engines.base import PlannedArguments
 from ballonet.engines.vllm import max_num_seqs
 from ballonet.kv.units import Interval
@@ -464,7 +464,7 @@ def test_verification_answers_for_every_report(
 @st.composite
 def any_pools(draw: st.DrawFn) -> dict[str, Any]:
     """Pools that the resource allows, whether or not engine and device can do them."""
-    device = draw(st.sampled_from(accelerator_names()))
+    device = draw(st.sampled_from(Catalog.builtin().accelerator_names))
     runs = draw(topologies())
     for topology in runs:
         for role in topology["roles"]:
@@ -473,7 +473,8 @@ def any_pools(draw: st.DrawFn) -> dict[str, Any]:
         "model": draw(
             st.one_of(
                 st.builds(
-                    lambda name: {"name": name, "config": None}, st.sampled_from(model_names())
+                    lambda name: {"name": name, "config": None},
+                    st.sampled_from(Catalog.builtin().model_names),
                 ),
                 st.just(DEMO["model"]),
                 st.just({**DEMO["model"], "weights": {"memory": "1Gi"}}),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ballonet.catalog import accelerator
+from ballonet.catalog import Catalog
 from ballonet.engines import sglang
 from ballonet.kv.config import LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry, parse_config
@@ -39,7 +39,7 @@ def gib(value: str) -> int:
 def test_logged_boots_lie_inside_and_near_the_usual_figure(
     fraction: str, weights: str, pools: str
 ) -> None:
-    device = accelerator("RTX-3090-24GB")
+    device = Catalog.builtin().accelerator("RTX-3090-24GB")
     assert device is not None and device.memory_bytes is not None
     plan = sglang.rank_memory(
         device_bytes=device.memory_bytes,

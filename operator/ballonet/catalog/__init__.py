@@ -16,31 +16,3 @@ __all__ = [
     "Source",
     "suggest",
 ]
-
-
-def accelerator(name: str) -> Accelerator | None:
-    return Catalog.builtin().accelerator(name)
-
-
-def accelerators() -> tuple[Accelerator, ...]:
-    return Catalog.builtin().accelerators
-
-
-def accelerator_names() -> tuple[str, ...]:
-    return Catalog.builtin().accelerator_names
-
-
-def model(name: str) -> CatalogModel | None:
-    return Catalog.builtin().model(name)
-
-
-def models() -> tuple[CatalogModel, ...]:
-    return Catalog.builtin().models
-
-
-def model_names() -> tuple[str, ...]:
-    return Catalog.builtin().model_names
-
-
-def similar_models(name: str) -> list[str]:
-    return Catalog.builtin().similar_models(name)

@@ -15,7 +15,7 @@ from ballonet.engines.vllm_abilities import Ability, abilities
 from ballonet.engines.vllm_defaults import default_memory_percent
 from ballonet.engines.vllm_versions import parse_version
 from ballonet.kv.config import LayoutNotUnderstood
-from ballonet.kv.units import GIB
+from ballonet.kv.units import GIB, Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +105,21 @@ def _model_row(model: CatalogModel) -> Row:
         geometry = model.geometry
     except LayoutNotUnderstood as error:
         family = str(model.config.get("model_type", ""))
-        cells = (model.name, family, _gib(model.weights_bytes), "", "not planned for")
+        cells = (model.name, family, _weights(model, None), "", "not planned for")
         computed: dict[str, Any] = {"problem": str(error)}
     else:
-        weights = model.weights_bytes or geometry.weights_bytes
         longest, declared = geometry.max_position_tokens, geometry.declared_kv_cache
+        stored = geometry.stored_weights
         cells = (
             model.name,
             geometry.model_type,
-            _gib(weights),
+            _weights(model, stored),
             f"{longest:,}" if longest else "",
             declared or "",
         )
         computed = {
-            "weights_bytes": weights,
+            "weights_low_bytes": stored and stored.low,
+            "weights_high_bytes": stored and stored.high,
             "max_position_tokens": longest,
             "declared_kv_cache": declared,
         }
@@ -126,8 +127,13 @@ def _model_row(model: CatalogModel) -> Row:
     return Row((*cells, *where), model.as_written() | {"computed": computed})
 
 
-def _gib(size: int | None) -> str:
-    return "" if size is None else f"{size / GIB:.1f}"
+def _weights(model: CatalogModel, stored: Interval | None) -> str:
+    """Return the weights in GiB: as given by the entry, else as its shape is stored."""
+    if model.weights_bytes is not None:
+        stored = Interval.point(model.weights_bytes)
+    if stored is None:
+        return ""
+    return " to ".join(f"{size / GIB:.1f}" for size in sorted({stored.low, stored.high}))
 
 
 def listed_engines() -> Listed:
