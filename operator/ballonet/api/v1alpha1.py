@@ -478,7 +478,8 @@ class ParallelismSpec(Model):
 
     RULES = (
         Rule(
-            "self.tensor % self.decodeContext == 0",
+            # The default of the whole object is checked before its fields have theirs.
+            "!has(self.tensor) || self.tensor % self.decodeContext == 0",
             "decodeContext must divide tensor, whose devices it uses",
             _undivided_tensor,
             field=".decodeContext",
