@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ballonet import catalog
+from ballonet.catalog import Catalog
 from ballonet.kv.geometry import ModelGeometry, parse_config
 from ballonet.kv.units import GIB, Interval
 from ballonet.kv.weights import rank_weights
@@ -18,7 +18,7 @@ LLAMA: dict[str, Any] = {
 
 
 def named(name: str) -> ModelGeometry:
-    entry = catalog.model(name)
+    entry = Catalog.builtin().model(name)
     assert entry is not None
     return entry.geometry
 
@@ -64,7 +64,7 @@ def test_parameters_are_those_that_were_published(name: str, billions: str) -> N
     ],
 )
 def test_logged_weights_of_quantized_checkpoints_lie_inside(name: str) -> None:
-    entry = catalog.model(name)
+    entry = Catalog.builtin().model(name)
     assert entry is not None and entry.weights_bytes is not None
     stored = entry.geometry.stored_weights
     assert stored is not None

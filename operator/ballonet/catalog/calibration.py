@@ -39,6 +39,7 @@ def read_calibration(data: Mapping[str, Any]) -> Calibration:
         first_graph_bytes=_spread(data["first_graph_mib"], MIB),
         encoder_token_bytes=_spread(data["encoder_token_kib"], KIB),
         drafting=_spread(data["drafting_mib"], MIB),
+        unified=_spread(data["unified_mib"], MIB),
         linked=_communication(data["linked"]),
         unlinked=_communication(data["unlinked"]),
     )

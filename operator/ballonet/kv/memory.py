@@ -141,6 +141,7 @@ class Calibration:
         graph_bytes: one CUDA graph of one layer; first_graph_bytes: the first ones once.
         encoder_token_bytes: trial run of an encoder, for each token of its budget.
         drafting: what a drafting model or module takes beyond its weights.
+        unified: what counts as taken where the CPU uses the same memory, its file cache for one.
         linked, unlinked: communication of ranks with and without NVLink.
     """
 
@@ -150,6 +151,7 @@ class Calibration:
     first_graph_bytes: Spread
     encoder_token_bytes: Spread
     drafting: Spread
+    unified: Spread
     linked: Communication
     unlinked: Communication
 
@@ -294,6 +296,7 @@ def rank_memory(
     data: int = 1,
     vendor: str = "nvidia",
     linked: bool = False,
+    unified: bool = False,
     eager: bool = False,
     drafted_tokens: int = 0,
 ) -> MemoryPlan:
@@ -312,6 +315,7 @@ def rank_memory(
         tensor, pipeline, data: parallel sizes.
         vendor: maker of the device; only NVIDIA devices have enough logged boots.
         linked: whether the devices of a node are joined by NVLink.
+        unified: whether the CPU takes from the same memory.
         eager: no compilation and no graphs (--enforce-eager).
         drafted_tokens: tokens that a speculator drafts a step; 0 without one.
     """
@@ -362,6 +366,11 @@ def rank_memory(
             _hull([_graphs(work, calibration, version, runner, max_num_seqs) for runner in runners])
             if not eager
             else Spread.point(0),
+            measured,
+        ),
+        _part(
+            "the CPU's share",
+            calibration.unified if unified else Spread.point(0),
             measured,
         ),
         _part(

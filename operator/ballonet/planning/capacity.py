@@ -92,6 +92,7 @@ class Capacity:
             pipeline=parallel.pipeline,
             data=parallel.data,
             linked=resolved.device.linked,
+            unified=resolved.device.unified_memory,
             eager=arguments.eager,
             drafted_tokens=arguments.speculation.tokens if arguments.speculation else 0,
             max_num_seqs=vllm.max_num_seqs(slots, spec.engine.version),
