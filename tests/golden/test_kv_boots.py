@@ -112,4 +112,4 @@ def test_the_documented_table_is_the_present_one() -> None:
 def test_a_prediction_is_never_a_point(boot: dict[str, Any]) -> None:
     predicted = plan(boot).kv_cache_bytes
     assert predicted is not None
-    assert predicted.high - predicted.low >= GIB // 2
+    assert predicted.high - predicted.low >= GIB // 4
