@@ -42,6 +42,18 @@ def llama(**changes: Any) -> ModelGeometry:
         ("zai-org/GLM-4.5-Air", "106.85"),
         ("google/gemma-2-9b", "9.241"),
         ("CohereForAI/c4ai-command-r-v01", "34.98"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "31.6"),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", "121"),
+        ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", "549"),
+        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1", "49.9"),
+        ("google/gemma-4-26B-A4B", "25.2"),
+        ("google/gemma-4-31B-it", "30.7"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "107.8"),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", "400.7"),
+        ("XiaomiMiMo/MiMo-V2-Flash", "309"),
+        ("stepfun-ai/Step-3.7-Flash", "196"),
+        ("THUDM/chatglm3-6b", "6.2"),
+        ("baichuan-inc/Baichuan2-7B-Chat", "7.5"),
     ],
 )
 def test_parameters_are_those_that_were_published(name: str, billions: str) -> None:

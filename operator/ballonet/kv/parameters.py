@@ -8,30 +8,34 @@ down here has no figure, because a wrong promise is worse than a question.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from ballonet.kv.config import Config
+from ballonet.kv.config import Config, InvalidModelConfig
 from ballonet.kv.layers import Attention, KeyIndex, Latent, Layer, Mechanism, State
-from ballonet.kv.units import Interval
+from ballonet.kv.units import Interval, round_up
 
 # Families by the matrices of their MLP: up, gate and down, or up and down alone.
 _GATED: Final = frozenset(
     (
-        *("cohere", "cohere2", "exaone4", "gemma", "gemma2"),
-        *("gemma3_text", "glm", "glm4", "granite", "hunyuan_v1_dense", "internlm2", "internlm3"),
+        *("baichuan", "chatglm", "cohere", "cohere2", "exaone", "exaone4", "gemma", "gemma2"),
+        *("gemma3_text", "gemma4_text", "glm", "glm4", "granite", "hunyuan_v1_dense"),
+        *("internlm2", "internlm3", "xverse"),
         *("llama", "mimo", "ministral", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_vl"),
         *("qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3", "qwen3_vl_text"),
         *("qwen3_5", "qwen3_5_text", "seed_oss", "smollm3", "stablelm", "ernie4_5"),
         *("bailing_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe"),
         *("glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt_oss", "hunyuan_v1_moe", "kimi_k2"),
-        *("minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe"),
-        *("qwen3_5_moe_text", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text"),
+        *("llama4_text", "mimo_v2_flash", "minimax_m2", "mixtral", "nemotron-nas", "olmoe"),
+        *("phimoe", "qwen2_moe"),
+        *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text"),
+        *("step3p7",),
     )
 )
-_PLAIN: Final = frozenset(("gpt2", "gpt_neox", "nemotron", "opt", "starcoder2"))
+_PLAIN: Final = frozenset(("gpt2", "gpt_neox", "nemotron", "nemotron_h", "opt", "starcoder2"))
 # Families whose queries have a gate beside them.
 _GATED_ATTENTION: Final = frozenset(
     ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
@@ -40,13 +44,31 @@ _GATED_ATTENTION: Final = frozenset(
 _BIASED: Final = frozenset(("qwen2", "qwen2_moe", "qwen2_vl_text", "qwen2_5_vl_text"))
 # Families that share one embedding for input and output where their config does not say.
 _TIED: Final = frozenset(
-    ("cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gpt2", "opt", "starcoder2")
+    (
+        *("cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gemma4_text", "gpt2", "opt"),
+        "starcoder2",
+    )
 )
+# Families whose layers have experts beside the dense MLP, not instead of it.
+_BESIDE: Final = frozenset(("gemma4_text",))
+# Families whose experts have one shared by all tokens, without a word in the config.
+_ONE_SHARED: Final = frozenset(("llama4_text",))
 _REPACKED_PERCENT: Final = 9
 _EXPERTS: Final = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 _MOE_WIDTH: Final = ("moe_intermediate_size", "intermediate_size")
 _SHARED: Final = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
+_SHARED_WIDTH: Final = (
+    *("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "share_expert_dim",
+)
 _DENSE_FIRST: Final = ("first_k_dense_replace", "moe_layer_start_index")
+_DENSE_WIDTH: Final = (
+    *("intermediate_size_mlp", "intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner"),
+)
+# Steps between layers with experts where the first layer has number 1.
+_COUNTED_FROM_ONE: Final = ("decoder_sparse_step", "interleave_moe_layer_step")
+# The layers of these families are one block each: attention, state, MLP or experts.
+_SINGLE_BLOCKS: Final = frozenset(("nemotron_h",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +115,8 @@ def count_parameters(
     vocab = config.optional("vocab_size", "padded_vocab_size")
     if matrices is None or hidden is None or vocab is None:
         return None
+    if config.optional("hidden_size_per_layer_input", least=0):
+        return None  # Embeddings of every layer.
     gate = 2 if model_type in _GATED_ATTENTION else 1
     attention = rest = 0
     for layer in caches:
@@ -104,7 +128,7 @@ def count_parameters(
             if model_type in _BIASED and isinstance(cache, Attention):
                 rest += cache.head_dim * (heads + 2 * cache.kv_heads)
         rest += 2 * hidden
-    mlp, experts, routers = _feed_forward(config, len(caches), hidden, matrices)
+    mlp, experts, routers = _feed_forward(config, model_type, len(caches), hidden, matrices)
     if mlp + experts == 0:
         return None
     return Parameters(
@@ -121,13 +145,18 @@ def _projections(config: Config, cache: object, hidden: int, heads: int, gate: i
     match cache:
         case Attention():
             queries = gate * heads * cache.head_dim + heads * cache.value_dim
-            return hidden * (queries + cache.kv_heads * (cache.head_dim + cache.value_dim))
+            # Gemma 4: values are the keys, in layers without a window.
+            shared = cache.window_tokens is None and config.flag("attention_k_eq_v")
+            values = 0 if shared else cache.value_dim
+            return hidden * (queries + cache.kv_heads * (cache.head_dim + values))
         case Latent():
             return _latent(config, cache, hidden, heads)
         case KeyIndex():
             return _key_index(config, cache, hidden)
         case State(mechanism=Mechanism.GATED_DELTA):
             return _gated_delta(config, hidden)
+        case State(mechanism=Mechanism.MAMBA2):
+            return _mamba2(cache, hidden)
         case _:
             return None
 
@@ -168,32 +197,80 @@ def _gated_delta(config: Config, hidden: int) -> int | None:
     )
 
 
-def _feed_forward(config: Config, layers: int, hidden: int, matrices: int) -> tuple[int, int, int]:
-    """Return the parameters of dense layers and shared experts, of experts, and of routers."""
-    experts = config.optional(*_EXPERTS, least=0) or 0
-    dense_width = config.widest("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner") or 0
-    if not experts:
-        return layers * matrices * hidden * dense_width, 0, 0
-    width = config.widest(*_MOE_WIDTH) or 0
-    sparse = sum(_sparse_layers(config, layers))
-    shared = config.optional("shared_expert_intermediate_size", least=0)
-    if shared is None:
-        shared = width * (config.optional(*_SHARED, least=0) or 0)
-    mlp = (layers - sparse) * dense_width + sparse * shared
+def _mamba2(state: State, hidden: int) -> int:
+    heads = state.recurrent[0]
+    convolved = state.channels + state.groups * state.group_channels
+    # Its input and gate, what steers the state, a step for each head; convolution; output; three
+    # numbers a head and a norm.
     return (
-        matrices * hidden * mlp,
-        matrices * hidden * width * sparse * experts,
+        hidden * (state.channels + convolved + heads)
+        + state.kernel * convolved
+        + state.channels * hidden
+        + 3 * heads
+        + state.channels
+    )
+
+
+def _feed_forward(
+    config: Config, model_type: str, layers: int, hidden: int, matrices: int
+) -> tuple[int, int, int]:
+    """Return the parameters of dense layers and shared experts, of experts, and of routers."""
+    blocks = config.parts("block_configs", count=layers)
+    if blocks is not None:
+        return matrices * hidden * sum(_scaled_width(block, hidden) for block in blocks), 0, 0
+    experts = config.optional(*_EXPERTS, least=0) or 0
+    dense_width = config.widest(*_DENSE_WIDTH) or 0
+    dense, sparse = _dense_and_sparse(config, model_type, layers, experts)
+    if not sparse:
+        return dense * matrices * hidden * dense_width, 0, 0
+    width = config.widest(*_MOE_WIDTH) or 0
+    shared = config.optional(*_SHARED_WIDTH, least=0)
+    if shared is None:
+        count = 1 if model_type in _ONE_SHARED else config.optional(*_SHARED, least=0) or 0
+        shared = width * count
+    # Experts may work on a narrower vector, with a projection to it and one back.
+    latent = config.optional("moe_latent_size", least=0)
+    return (
+        matrices * hidden * (dense * dense_width + sparse * shared)
+        + (2 * hidden * latent * sparse if latent else 0),
+        matrices * (latent or hidden) * width * sparse * experts,
         hidden * experts * sparse,
     )
 
 
+def _scaled_width(block: Config, hidden: int) -> int:
+    """Return the width of an MLP that is given as a multiple of the hidden size (Nemotron-NAS)."""
+    feed = block.part("ffn")
+    if feed is None or feed.flag("no_op"):
+        return 0
+    multiple = feed.fields.get("ffn_mult")
+    if not isinstance(multiple, int | float) or not 0 < multiple <= 1024:
+        raise InvalidModelConfig(feed.name("ffn_mult"), multiple, "must be from 0 to 1,024")
+    return round_up(int(2 * multiple * hidden / 3), 256)
+
+
+def _dense_and_sparse(
+    config: Config, model_type: str, layers: int, experts: int
+) -> tuple[int, int]:
+    """Return how many layers have a dense MLP, and how many have experts."""
+    if model_type in _SINGLE_BLOCKS:
+        kinds = config.words("layers_block_type") or config.word("hybrid_override_pattern") or ""
+        counted = Counter(kinds)
+        return counted["mlp"] + counted["-"], counted["moe"] + counted["E"]
+    sparse = sum(_sparse_layers(config, layers)) if experts else 0
+    return layers if model_type in _BESIDE else layers - sparse, sparse
+
+
 def _sparse_layers(config: Config, layers: int) -> Iterable[bool]:
     """Yield for each layer whether it has experts."""
+    if isinstance(config.fields.get("moe_layer_freq"), list):
+        yield from map(bool, config.numbers("moe_layer_freq", count=layers) or ())
+        return
     first = config.optional(*_DENSE_FIRST, least=0) or 0
-    step = config.optional("decoder_sparse_step", "moe_layer_freq", "moe_layer_interval") or 1
+    from_one = config.optional(*_COUNTED_FROM_ONE)
+    step = from_one or config.optional("moe_layer_freq", "moe_layer_interval") or 1
     dense = frozenset(config.numbers("mlp_only_layers") or ())
-    # Qwen counts from one, the others from the first layer with experts.
-    offset = 1 if config.optional("decoder_sparse_step") is not None else 0
+    offset = 0 if from_one is None else 1
     for index in range(layers):
         yield index >= first and (index + offset) % step == 0 and index not in dense
 
