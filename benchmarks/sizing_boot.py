@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
-from ballonet import catalog
+from ballonet.catalog import Catalog
 from ballonet.engines.vllm_defaults import batch_defaults
 from ballonet.kv.config import LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry, parse_config
@@ -119,8 +119,8 @@ def boot_geometry(question: Question) -> ModelGeometry:
 
 def _by_name(question: Question) -> ModelGeometry:
     for name in (question.get("base_model"), question.get("model")):
-        known = name and catalog.model(name)
-        if known:
+        known = Catalog.builtin().model(name) if name else None
+        if known is not None:
             return known.geometry
     raise LayoutNotUnderstood("indexer_types", "which layers have a key index is not in the row")
 

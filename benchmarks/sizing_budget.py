@@ -13,11 +13,11 @@ from fractions import Fraction
 from functools import cache
 from typing import Any, Final
 
-from ballonet.catalog import Catalog
+from ballonet.catalog import Accelerator, Catalog
 from ballonet.catalog.calibration import calibration
 from ballonet.engines.vllm_defaults import batch_defaults, default_memory_percent
 from ballonet.kv.memory import MemoryPlan, Work, rank_memory
-from ballonet.kv.units import GIB, Interval
+from ballonet.kv.units import GIB, MIB, Interval
 from benchmarks.sizing_boot import boot_layout
 
 Question = Mapping[str, Any]
@@ -180,8 +180,8 @@ def work_of(question: Question) -> Work:
 def device_of(question: Question) -> Device:
     """Return the device of a boot.
 
-    A printed total counts before the catalog. A name that fits several devices gives all of their
-    memory as an interval.
+    A printed total counts before the catalog. Where a name fits devices of several sizes it is the
+    smallest that holds the weights; devices of about one size give an interval.
 
     Raises:
         Unknown: no total, and no device of the catalog fits.
@@ -199,11 +199,22 @@ def device_of(question: Question) -> Device:
         size = round(total * GIB)
         memory = Interval(size - _ROUNDING_BYTES, size + _ROUNDING_BYTES)
         return Device(memory, vendor, linked, unified, name)
-    sizes = [device.memory_bytes for device in found if device.memory_bytes]
-    if not sizes:
+    memories = sorted((_seen_memory(device, text) for device in found), key=lambda m: m.low)
+    if not memories:
         raise Unknown(f"no device of the catalog fits {question.get('gpu')!r}")
-    memory = Interval(min(size.low for size in sizes), max(size.high for size in sizes))
+    weights = round(question.get("weights_gib_rank", 0) * GIB)
+    least = next((memory for memory in memories if memory.low > weights), memories[-1])
+    alike = [memory for memory in memories if least.low <= memory.low <= least.low * 5 // 4]
+    memory = Interval(least.low, max(memory.high for memory in alike))
     return Device(memory, vendor, linked, unified, name)
+
+
+def _seen_memory(device: Accelerator, text: str) -> Interval:
+    """Return what a program sees of a device; on Windows and in WSL all but one MiB."""
+    assert device.memory_bytes is not None
+    if device.driver_mib is not None and ("wsl" in text or "windows" in text):
+        return Interval.point((device.driver_mib - 1) * MIB)
+    return device.memory_bytes
 
 
 def _is_nvidia(text: str) -> bool:
@@ -211,20 +222,30 @@ def _is_nvidia(text: str) -> bool:
 
 
 @cache
-def _devices_named(text: str) -> tuple[Any, ...]:
-    """Return the devices whose name is the longest one in a text, of the size that it says."""
+def _devices_named(text: str) -> tuple[Accelerator, ...]:
+    """Return the devices whose name is the longest one in a text, of the size that it says.
+
+    A text that names no device but a maker and a size stands for all of them.
+    """
     stem, size = _NOISE.sub("", text), _NOMINAL_GB.search(text)
-    candidates = [
-        (len(stem_of_name), device)
+    sized = [
+        device
         for device in Catalog.builtin().accelerators
         if device.memory_bytes is not None
         and device.slice_of is None
         and (size is None or _size_fits(device.memory_bytes.high, int(size[1])))
+    ]
+    named = [
+        (len(stem_of_name), device)
+        for device in sized
         for stem_of_name in {_NOISE.sub("", name.lower()) for name in device.names}
         if len(stem_of_name) >= 2 and stem_of_name in stem
     ]
-    longest = max((length for length, _ in candidates), default=0)
-    return tuple({d.name: d for length, d in candidates if length == longest}.values())
+    longest = max((length for length, _ in named), default=0)
+    found = [device for length, device in named if length == longest]
+    if not found and size is not None and "nvidia" in text:
+        found = [device for device in sized if device.vendor == "nvidia"]
+    return tuple({device.name: device for device in found}.values())
 
 
 def _size_fits(memory_bytes: int, nominal_gb: int) -> bool:
