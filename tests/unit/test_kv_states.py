@@ -62,7 +62,7 @@ LFM2 = {
     **{"num_attention_heads": 32, "num_key_value_heads": 8, "conv_dim": 2048},
     "full_attn_idxs": [2, 5, 8, 10, 12, 14],
 }
-KIMI_LINEAR = {
+KIMI_LINEAR: dict[str, Any] = {
     **COMMON,
     **{"model_type": "kimi_linear", "hidden_size": 2304, "num_hidden_layers": 4},
     **{"num_attention_heads": 32, "num_key_value_heads": 32, "kv_lora_rank": 512},
@@ -71,6 +71,10 @@ KIMI_LINEAR = {
         **{"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 32, "head_dim": 128},
         "short_conv_kernel_size": 4,
     },
+}
+KIMI_BOUNDED = {
+    **KIMI_LINEAR,
+    "linear_attn_config": {**KIMI_LINEAR["linear_attn_config"], "gate_lower_bound": -5.0},
 }
 JAMBA = {
     **COMMON,
@@ -231,6 +235,7 @@ def test_draft_layers_are_those_the_model_brings() -> None:
     assert len(parse(QWEN3_5_27B).draft) == 1
     assert len(parse(QWEN3_5_27B, mtp_num_hidden_layers=2).draft) == 2
     assert parse(NEMOTRON_3_SUPER).draft == ()
+    assert parse(KIMI_LINEAR, num_nextn_predict_layers=1).draft == ((Latent(512, 64),),)
     drafts = parse(NEMOTRON_3_SUPER, num_nextn_predict_layers=1).draft
     assert drafts == ((Attention(2, 128, 128),),)
 
@@ -419,6 +424,10 @@ def test_old_versions_draft_with_gated_delta_nets_only() -> None:
         (QWEN3_5_27B, (0, 33, 0), 9, 1),
         (QWEN3_5_27B, (0, 33, 0), None, 1),
         (QWEN3_5_27B, (0, 33, 0), 8, 0),
+        (KIMI_LINEAR, (0, 33, 0), 9, 0),
+        (KIMI_BOUNDED, (0, 28, 0), 9, 0),
+        (KIMI_BOUNDED, (0, 29, 0), 9, 1),
+        (KIMI_BOUNDED, (0, 29, 0), 8, 0),
     ],
 )
 def test_prefills_that_write_checkpoints_take_a_further_block(

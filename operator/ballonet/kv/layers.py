@@ -134,6 +134,7 @@ class State:
         groups, group_channels: groups of heads that share further channels, and how many of them
             a group has. Where ranks outnumber groups, each rank holds one group of its own.
         chunk_tokens: tokens that the prefill kernel takes in one piece.
+        bounded_gate: whether the gate of delta attention is bounded; faster kernels need it.
     """
 
     mechanism: Mechanism
@@ -144,6 +145,7 @@ class State:
     groups: int = 0
     group_channels: int = 0
     chunk_tokens: int = 2048
+    bounded_gate: bool = False
 
 
 Cache: TypeAlias = (

@@ -41,7 +41,8 @@ class Platform:
             which leaves no room for prefix caching.
         sparse_latent_auto: what "auto" is for latent attention with a key index.
         sparse_latent_fp8: what 8 bits are there: a format of its own or plain numbers.
-        gated_delta_checkpoints: whether the prefill of gated delta nets writes checkpoints.
+        delta_checkpoints: whether prefills of delta nets and delta attention have kernels that
+            write checkpoints.
         wide_head_multiple: blocks of heads of 256 elements were a multiple of this many tokens
             beside states (0.11 to 0.17).
         async_scheduling: whether a further batch is prepared while one runs.
@@ -58,16 +59,16 @@ class Platform:
     latent_whole_prompts: bool = False
     sparse_latent_auto: str = "auto"
     sparse_latent_fp8: str = "fp8_ds_mla"
-    gated_delta_checkpoints: bool = False
+    delta_checkpoints: bool = False
     wide_head_multiple: int = 16
     async_scheduling: bool = True
     async_pipeline: bool = True
 
 
-CUDA: Final = Platform("cuda", Device.CUDA, gated_delta_checkpoints=True)
+CUDA: Final = Platform("cuda", Device.CUDA, delta_checkpoints=True)
 # Kernels that the engine prefers on other generations (platforms/cuda.py, 0.20.0 to 0.32.0;
 # layers/mamba/gdn, 0.33.0; models/config.py, 0.13.0).
-_CUDA_SM80: Final = replace(CUDA, name="cuda (sm 8)", gated_delta_checkpoints=False)
+_CUDA_SM80: Final = replace(CUDA, name="cuda (sm 8)", delta_checkpoints=False)
 _CUDA_SM100: Final = replace(
     CUDA,
     name="cuda (sm 10)",

@@ -81,7 +81,7 @@ _RULES: Final[dict[Mechanism, _Rules]] = {
         type_declared=(0, 13, 0),
         checkpoints=(0, 32, 0),
     ),
-    # Checkpoints with FlashInfer's kernel only, which the platform must have.
+    # Kernels that write checkpoints: FlashInfer's, FlashKDA's (Hopper and Blackwell).
     Mechanism.GATED_DELTA: _Rules(
         window_grows=_ALWAYS,
         type_asked=(0, 17, 0),
@@ -90,11 +90,17 @@ _RULES: Final[dict[Mechanism, _Rules]] = {
         checkpoint_tokens=64,
     ),
     Mechanism.KIMI_DELTA: _Rules(
-        window_grows=(0, 27, 0), type_asked=(0, 30, 0), type_declared=_ALWAYS
+        window_grows=(0, 27, 0),
+        type_asked=(0, 30, 0),
+        type_declared=_ALWAYS,
+        checkpoints=(0, 29, 0),
+        checkpoint_tokens=16,
     ),
     Mechanism.LINEAR: _Rules(),
     Mechanism.SHORT_CONVOLUTION: _Rules(window_grows=(0, 29, 0)),
 }
+# Mechanisms whose checkpoints depend on the kernel.
+_BY_KERNEL: Final = frozenset((Mechanism.GATED_DELTA, Mechanism.KIMI_DELTA))
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +275,9 @@ def _is_latent(attention: Sequence[Attention | Latent]) -> bool:
 
 
 def _writes_checkpoints(state: State, settings: EngineSettings) -> bool:
-    by_kernel = state.mechanism is Mechanism.GATED_DELTA
-    if by_kernel and not settings.platform.gated_delta_checkpoints:
+    if state.mechanism in _BY_KERNEL and not settings.platform.delta_checkpoints:
+        return False
+    if state.mechanism is Mechanism.KIMI_DELTA and not state.bounded_gate:
         return False
     return settings.version >= _RULES[state.mechanism].checkpoints
 

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from ballonet.api.quoting import quoted
 from ballonet.kv.config import MAX_LAYERS, Config, InvalidModelConfig, LayoutNotUnderstood
-from ballonet.kv.families.attention import Family, layer_count, plain
+from ballonet.kv.families.attention import Family, drafting, layer_count, plain
 from ballonet.kv.families.latent import latent_cache
 from ballonet.kv.layers import Attention, Latent, Layer, Mechanism, State
 
@@ -28,6 +28,9 @@ _WITHOUT_CACHE: Final = frozenset(("mlp", "moe", "-", "E"))
 
 # Number formats of states (MambaDType in config/cache.py).
 _ELEMENTS: Final = ("float32", "bfloat16", "float16")
+
+# How most families call the number of layers that draft tokens.
+_DRAFTS: Final = "num_nextn_predict_layers"
 
 _FULL: Final = "full_attention"
 _STATE: Final = "linear_attention"
@@ -255,6 +258,7 @@ def _delta(config: Config, heads: int) -> State:
         recurrent_element="float32",
         kernel=config.number("short_conv_kernel_size", most=1024, default=4),
         channels=3 * heads * head_dim,
+        bounded_gate=config.fields.get("gate_lower_bound") is not None,
     )
 
 
@@ -441,7 +445,7 @@ STATE_FAMILIES: Final[Mapping[str, Family]] = {
 
 def _nemotron_h_drafts(config: Config) -> tuple[Layer, ...]:
     """Return the layers of the one MTP block: attention and experts, unless the config says so."""
-    if not config.optional("num_nextn_predict_layers", least=0):
+    if not config.optional(_DRAFTS, least=0):
         return ()
     words: Sequence[str] | None = config.words("mtp_layers_block_type")
     words = words or config.word("mtp_hybrid_override_pattern") or "*E"
@@ -457,8 +461,10 @@ def _qwen_drafts(key: str) -> Family:
 
 
 STATE_DRAFTS: Final[Mapping[str, Family]] = {
+    "bailing_hybrid": drafting(lambda config: (_bailing_latent(config),), _DRAFTS),
+    "kimi_linear": drafting(lambda config: (_latent(config),), _DRAFTS),
     **dict.fromkeys(_QWEN, _qwen_drafts("mtp_num_hidden_layers")),
-    "qwen3_next": _qwen_drafts("num_nextn_predict_layers"),
+    "qwen3_next": _qwen_drafts(_DRAFTS),
     "nemotron_h": _nemotron_h_drafts,
     "nemotron_h_puzzle": _nemotron_h_drafts,
 }
