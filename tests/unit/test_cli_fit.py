@@ -52,7 +52,7 @@ def test_a_question_is_answered_in_the_first_line_and_by_the_exit_code(
     result = fit(*tiny, "--agents", "1+5")
     assert result.exit_code == 1
     assert result.stdout.splitlines()[0] == (
-        "tiny on CPU with vllm 0.32.0 does not fit: 3 sequences at once, 6 are wanted"
+        "tiny on CPU with vLLM 0.32.0 does not fit: 3 sequences at once, 6 are wanted"
     )
     assert fit(*tiny, "--agents", "1+2").exit_code == 0
 
@@ -99,7 +99,7 @@ def test_documents_are_those_of_a_plan(output: str) -> None:
 
 def test_a_page_of_markdown() -> None:
     result = fit(*FITS, "-o", "markdown", "--explain")
-    assert result.stdout.startswith("## Qwen/Qwen3-32B on 2 x H100-80GB with vllm ")
+    assert result.stdout.startswith("## Qwen/Qwen3-32B on 2 x H100-80GB with vLLM ")
     assert "| Step | Arithmetic | Result | Source |" in result.stdout
 
 
@@ -151,9 +151,10 @@ def test_tokens_have_units(text: str, tokens: int) -> None:
 
 def test_a_version_may_be_left_out_or_cut_short() -> None:
     newest = [version for version in vllm_sampled_versions() if version.startswith("0.27.")][-1]
-    assert question.engine("vllm@0.27").version == newest
-    assert question.engine("VLLM").version == vllm_sampled_versions()[-1]
-    assert question.engine("vllm@0.20.1rc2").version == "0.20.1rc2"
+    assert str(question.engine("vllm@0.27")) == f"vLLM {newest}"
+    assert str(question.engine("VLLM")) == f"vLLM {vllm_sampled_versions()[-1]}"
+    assert str(question.engine("vllm@0.20.1rc2")) == "vLLM 0.20.1rc2"
+    assert str(question.engine("sglang@0.5.5")) == "SGLang 0.5.5"
 
 
 @pytest.mark.parametrize(
@@ -250,7 +251,7 @@ def test_entries_of_a_file_go_over_the_catalog(own_catalog: str) -> None:
     asked = ("acme/tiny", "--context", "1024", "--catalog", own_catalog)
     assert fit(*asked[:3], "--gpu", "X1-48GB").exit_code == 2
     result = fit(*asked, "--gpu", "X1-48GB", "--agents", "6")
-    assert result.stdout.startswith("acme/tiny on X1-48GB with vllm ")
+    assert result.stdout.startswith("acme/tiny on X1-48GB with vLLM ")
     assert result.exit_code == 0
     listed = json.loads(gpus(*asked, "-o", "json").stdout)
     assert {"X1-48GB", "H100-80GB"} <= {row["gpu"] for row in listed}
@@ -267,3 +268,102 @@ def test_what_is_wrong_with_such_a_file_is_named(tmp_path: Path) -> None:
     assert result.stderr.startswith(
         f"ballonet: --catalog {file}: models[0] ('acme/tiny'): config: "
     )
+
+
+# --- SGLang ---------------------------------------------------------------------------------------
+
+
+def test_sglang_is_asked_the_same_way() -> None:
+    result = fit(*FITS, "--engine", "sglang@0.5.23", "--explain")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Qwen/Qwen3-32B on 2 x H100-80GB with SGLang 0.5.23 fits: ")
+    assert "Bytes of a token: 131,072 bytes" in result.stdout
+    assert "--max-running-requests" in result.stdout
+    document = json.loads(fit(*FITS, "--engine", "sglang", "-o", "json").stdout)
+    assert (document["blockTokens"], document["blocksPerSequence"]) == (1, 32_768)
+    assert document["needBlocks"] == 6 * 32_768
+
+
+def test_given_memory_makes_sglang_exact() -> None:
+    # 131,072 bytes a token on each of two ranks: 8 GiB hold 65,536 tokens, two sequences of 32k.
+    arguments = (*MODEL, "--gpu", "H100-80GB", "--tensor", "2", "--kv-memory", "8Gi")
+    result = fit(*arguments, "--engine", "sglang", "--agents", "2")
+    assert result.exit_code == 1  # nine tenths of them are promised
+    assert "1 sequence at once, 2 are wanted" in result.stdout.splitlines()[0]
+    document = json.loads(fit(*arguments, "--engine", "sglang", "-o", "json").stdout)
+    assert document["kvCacheBlocks"] == {"low": 65_537, "high": 65_537}
+    assert document["budgetBlocks"] == 65_536 * 9 // 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--gpu", "MI300X-192GB"), 3, "MemoryUnknown"),
+        (("--gpu", "H100-80GB", "--tensor", "3"), 2, "--tensor: 3: 64 attention heads"),
+        (("--gpu", "H100-80GB", "--tensor", "16"), 2, "has at most 8"),
+        (("--gpu", "H100-80GB", "--kv-cache", "fp8_e5m2"), 3, "UnplannedArgument"),
+        (("--gpu", "H1000"), 2, "--gpu: H1000 is not in the catalog"),
+    ],
+)
+def test_what_is_not_known_of_sglang_is_said(
+    arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    result = fit(*MODEL, *arguments, "--engine", "sglang")
+    assert result.exit_code == code
+    assert words in result.stdout
+
+
+def test_a_model_with_states_is_unknown_on_sglang() -> None:
+    result = fit(
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        "--gpu",
+        "H200-141GB",
+        "--context",
+        "32k",
+        "--engine",
+        "sglang",
+    )
+    assert result.exit_code == 3
+    assert "LayoutNotUnderstood" in result.stdout
+
+
+def test_no_pool_is_printed_for_an_engine_that_pools_do_not_run() -> None:
+    result = fit(*FITS, "--engine", "sglang", "--print-pool")
+    assert result.exit_code == 2
+    assert "--print-pool: pools run vLLM, not SGLang" in result.stderr
+
+
+def test_devices_are_listed_for_sglang_too() -> None:
+    found = json.loads(
+        gpus(*MODEL, "--engine", "sglang", "--vendor", "nvidia", "-o", "json").stdout
+    )
+    assert next(row for row in found if row["gpu"] == "H200-141GB")["fits"] is True
+
+
+# --- weights of files -----------------------------------------------------------------------------
+
+
+def checkpoint(folder: Path) -> str:
+    """Write a checkpoint of one tensor of 4 GiB, of which only the header is there."""
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [2**31], "data_offsets": [0, 2**32]}})
+    content = len(header).to_bytes(8, "little") + header.encode()
+    (folder / "model.safetensors").write_bytes(content)
+    return str(folder)
+
+
+def test_weights_are_read_from_files(tmp_path: Path) -> None:
+    arguments = (*FITS, "--weights-from", checkpoint(tmp_path), "--print-pool")
+    pool = yaml.safe_load(fit(*arguments).stdout)
+    assert pool["spec"]["model"]["weights"] == {"memory": str(2**32)}
+
+
+def test_weights_that_cannot_be_read_are_bad_input(tmp_path: Path) -> None:
+    unknown = ("no/such", *FITS[1:])
+    for arguments, words in (
+        (FITS, "has no safetensors files"),
+        ((*FITS, "--weights", "61Gi"), "leave one of them out"),
+        (unknown, "no/such is not in the catalog: give --config"),
+    ):
+        result = fit(*arguments, "--weights-from", str(tmp_path))
+        assert result.exit_code == 2
+        assert words in result.stderr

@@ -191,7 +191,7 @@ def test_the_answer_is_plain_text_with_a_picture_the_verdict_and_remedies() -> N
     result = run("-f", "-", stdin=text(pool()))
     assert "6 sequences x 32 blocks = 192; budget 114" in result.stdout
     assert "planner 1 x 32 = 32" in result.stdout
-    assert "KV blocks of an engine (given)" in result.stdout
+    assert "KV blocks of 32 tokens, of an engine (given)" in result.stdout
     assert """--type merge -p '{"spec":{"sequence":{"maxTokens":608}}}'""" in result.stdout
     assert "\x1b" not in result.stdout
 

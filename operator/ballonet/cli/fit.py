@@ -8,7 +8,7 @@ from ballonet.cli.formats import OutputFormat, as_yaml
 from ballonet.cli.outcome import ExitCode, Outcome, plan_document
 from ballonet.cli.output import VERDICTS, View, shown
 from ballonet.cli.pools import ConfigMaps
-from ballonet.cli.question import OPTIONS, Question
+from ballonet.cli.question import OPTIONS, EngineName, Question
 from ballonet.kv.units import counted
 
 
@@ -17,11 +17,23 @@ def pool_text(question: Question) -> str:
     return as_yaml(question.pool().body)
 
 
+def answer(question: Question, catalog: Catalog, *, with_remedies: bool = True) -> Outcome:
+    """Return what comes of planning the pool that asks a question."""
+    return plan_document(
+        question.pool(),
+        ConfigMaps(()),
+        None,
+        catalog=catalog,
+        with_remedies=with_remedies,
+        on_sglang=question.engine.name is EngineName.SGLANG,
+    )
+
+
 def asked(
     question: Question, catalog: Catalog, output: OutputFormat, canvas: Canvas, *, explain: bool
 ) -> tuple[str, ExitCode]:
     """Return the answer as text, and the exit code that says the same."""
-    outcome = plan_document(question.pool(), ConfigMaps(()), None, catalog=catalog)
+    outcome = answer(question, catalog)
     view = View(canvas, explain, lambda found: _answer(question, found), OPTIONS)
     return shown([outcome], output, view), outcome.code
 
@@ -29,10 +41,7 @@ def asked(
 def _answer(question: Question, outcome: Outcome) -> str:
     """Return the answer in one line."""
     devices = question.gpu if question.tensor == 1 else f"{question.tensor} x {question.gpu}"
-    what = (
-        f"{question.model} on {devices} with {question.engine.name} {question.engine.version} "
-        f"{VERDICTS[outcome.code]}"
-    )
+    what = f"{question.model} on {devices} with {question.engine} {VERDICTS[outcome.code]}"
     plan = outcome.plan
     if plan is None or plan.available_slots is None:
         return what

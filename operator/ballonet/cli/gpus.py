@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from ballonet.catalog import Accelerator, Catalog
 from ballonet.cli.canvas import Canvas, Table
+from ballonet.cli.fit import answer
 from ballonet.cli.formats import OutputFormat, listing
-from ballonet.cli.outcome import ExitCode, Outcome, as_document, plan_document
+from ballonet.cli.outcome import ExitCode, Outcome, as_document
 from ballonet.cli.output import VERDICTS
-from ballonet.cli.pools import ConfigMaps
 from ballonet.cli.question import OPTIONS, Question
 from ballonet.planning.explain import amount
 
@@ -168,8 +168,8 @@ def _placements(
     for gpus in _SIZES:
         if gpus > 1 and gpus > min(most, device.max_per_node or 1):
             return
-        pool = replace(question, gpu=device.name, tensor=gpus).pool()
-        outcome = plan_document(pool, ConfigMaps(()), None, catalog=catalog, with_remedies=False)
+        asked = replace(question, gpu=device.name, tensor=gpus)
+        outcome = answer(asked, catalog, with_remedies=False)
         yield Placement(device, gpus, outcome)
         if outcome.code is ExitCode.FITS:
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
@@ -22,6 +23,7 @@ from ballonet.cli.formats import OutputFormat
 from ballonet.cli.streams import bad_input, canvas, files_of, read_text, write
 
 if TYPE_CHECKING:
+    from ballonet.catalog import Catalog
     from ballonet.cli.pools import ConfigMaps, PoolDocument
     from ballonet.cli.question import Question
 
@@ -118,6 +120,7 @@ def fit(
         typer.Option("--kv-memory", help="KV memory of a rank, given instead of predicted: 8Gi."),
     ] = None,
     weights: options.Weights = None,
+    weights_from: options.WeightsFrom = None,
     config: options.Config = None,
     catalog: options.CatalogFiles = None,
     explain: Annotated[
@@ -134,6 +137,7 @@ def fit(
     """
     from ballonet.cli.fit import asked, pool_text  # noqa: PLC0415
 
+    known = catalog_of(catalog)
     question = _question(
         model=model,
         gpu=gpu,
@@ -147,12 +151,16 @@ def fit(
         memory_percent=memory_percent,
         kv_memory=kv_memory,
         weights=weights,
+        weights_from=weights_from,
+        catalog=known,
         config=config,
     )
     if print_pool:
+        if question.engine.name.value != "vLLM":
+            bad_input(f"--print-pool: pools run vLLM, not {question.engine}")
         write(pool_text(question))
         return
-    text, code = asked(question, catalog_of(catalog), output, canvas(), explain=explain)
+    text, code = asked(question, known, output, canvas(), explain=explain)
     write(text)
     raise typer.Exit(code)
 
@@ -173,6 +181,7 @@ def gpus(
     kv_cache: options.KvCache = None,
     memory_percent: options.MemoryPercent = None,
     weights: options.Weights = None,
+    weights_from: options.WeightsFrom = None,
     config: options.Config = None,
     catalog: options.CatalogFiles = None,
     output: options.Output = OutputFormat.TABLE,
@@ -183,6 +192,7 @@ def gpus(
     """
     from ballonet.cli.gpus import what_fits  # noqa: PLC0415
 
+    known = catalog_of(catalog)
     question = _question(
         model=model,
         gpu="",
@@ -194,9 +204,11 @@ def gpus(
         kv_cache=kv_cache,
         memory_percent=memory_percent,
         weights=weights,
+        weights_from=weights_from,
+        catalog=known,
         config=config,
     )
-    found = what_fits(question, catalog_of(catalog), vendor=vendor, most=max_gpus)
+    found = what_fits(question, known, vendor=vendor, most=max_gpus)
     if found.problem is not None:
         bad_input(found.problem)
     write(found.text(output, canvas()))
@@ -257,6 +269,8 @@ def _question(
     worker_context: str | None,
     engine: str,
     config: str | None,
+    weights_from: str | None,
+    catalog: Catalog,
     **given: Any,
 ) -> Question:
     """Return what is asked; what the texts of options say is read here."""
@@ -265,7 +279,7 @@ def _question(
     counts = () if agents is None else _read("--agents", question.agents, agents)
     if worker_context is not None and len(counts) < 2:
         bad_input("--worker-context: there are no workers: give --agents planner+workers, as 1+5")
-    return question.Question(
+    asked = question.Question(
         context=_read("--context", question.tokens, context),
         agents=counts,
         worker_context=None
@@ -275,6 +289,30 @@ def _question(
         config_text=None if config is None else _config_text(config),
         **given,
     )
+    if weights_from is None:
+        return asked
+    if asked.weights is not None:
+        bad_input("--weights-from: --weights says the size already: leave one of them out")
+    return replace(asked, weights=str(_checkpoint_bytes(weights_from, asked, catalog)))
+
+
+def _checkpoint_bytes(source: str, question: Question, catalog: Catalog) -> int:
+    """Return the size of the weights of a folder or of a repository of a hub."""
+    from ballonet.cli.hub import NoCheckpoint, checkpoint_weights  # noqa: PLC0415
+    from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood  # noqa: PLC0415
+    from ballonet.kv.geometry import parse_config  # noqa: PLC0415
+
+    model = catalog.model(question.model)
+    try:
+        if question.config_text is not None:
+            geometry = parse_config(question.config_text)
+        elif model is not None:
+            geometry = model.geometry
+        else:
+            bad_input(f"--weights-from: {question.model} is not in the catalog: give --config")
+        return checkpoint_weights(source, geometry.layers)
+    except (NoCheckpoint, InvalidModelConfig, LayoutNotUnderstood) as error:
+        bad_input(f"--weights-from: {error}")
 
 
 def _read(option: str, reader: Callable[[str], Value], text: str) -> Value:

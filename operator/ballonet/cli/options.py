@@ -45,6 +45,14 @@ MemoryPercent = Annotated[
 Weights = Annotated[
     str | None, typer.Option("--weights", help="Size of all weights as loaded, as 61Gi.")
 ]
+WeightsFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--weights-from",
+        metavar="FOLDER|NAME",
+        help="Read their size from safetensors files, or from a hub (needs ballonet[hub]).",
+    ),
+]
 CatalogFiles = Annotated[
     list[str] | None,
     typer.Option(

@@ -15,6 +15,7 @@ from ballonet.catalog import Catalog, suggest
 from ballonet.cli.pools import ConfigMaps, PoolDocument
 from ballonet.planning.plan import Plan, plan_pool
 from ballonet.planning.pod import template_shape_problem
+from ballonet.planning.sglang import plan_sglang
 
 
 class ExitCode(IntEnum):
@@ -94,6 +95,7 @@ def plan_document(
     *,
     catalog: Catalog,
     with_remedies: bool = True,
+    on_sglang: bool = False,
 ) -> Outcome:
     """Plan one pool; what is wrong with it is part of the outcome.
 
@@ -103,6 +105,7 @@ def plan_document(
         config_text: config.json to be taken for a ConfigMap, or None.
         catalog: devices and models that can be named.
         with_remedies: whether to look for changes that would make it fit.
+        on_sglang: whether to plan it as if SGLang ran it, without remedies.
     """
     unknown = [
         f"{field.path}: no such field{_did_you_mean(field)}"
@@ -115,7 +118,10 @@ def plan_document(
     if unknown:
         return Outcome(document, tuple(unknown), None)
     text = _referenced(document, spec, config_maps) if config_text is None else config_text
-    plan = plan_pool(document.name, spec, text, catalog=catalog, with_remedies=with_remedies)
+    if on_sglang:
+        plan = plan_sglang(document.name, spec, catalog)
+    else:
+        plan = plan_pool(document.name, spec, text, catalog=catalog, with_remedies=with_remedies)
     return Outcome(document, _problems(plan), plan)
 
 

@@ -22,7 +22,12 @@ def pictures(plan: Plan, canvas: Canvas) -> list[str]:
             f"memory of a rank on {plan.device.name} ({what}; the bar shows what is usual)",
             *canvas.bars(memory_bars(plan)),
         ]
-    lines += [f"KV blocks of an engine ({how})", *canvas.bars(block_bars(plan))]
+    each = (
+        ""
+        if plan.predicted is None
+        else f" of {counted(plan.predicted.block_tokens or 0, 'token')}"
+    )
+    lines += [f"KV blocks{each}, of an engine ({how})", *canvas.bars(block_bars(plan))]
     return lines
 
 

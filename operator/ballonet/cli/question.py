@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final
 
 from ballonet.api.v1alpha1 import API_VERSION, KIND, MAX_NAME_CHARACTERS, KvCacheType
 from ballonet.catalog.flags import vllm_sampled_versions
 from ballonet.cli.pools import PoolDocument
-from ballonet.engines import vllm
+from ballonet.engines import sglang, vllm
 
 # What the fields of the pool are called on the command line; longer paths first.
 OPTIONS: Final = {
@@ -60,16 +61,22 @@ def agents(text: str) -> tuple[int, ...]:
     return counts
 
 
+class EngineName(Enum):
+    """Engines that can be asked about; pools run the first."""
+
+    VLLM = "vLLM"
+    SGLANG = "SGLang"
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine and its version.
+    """An engine and its version."""
 
-    Attributes:
-        name: ``vllm`` or ``sglang``.
-    """
-
-    name: str
+    name: EngineName
     version: str
+
+    def __str__(self) -> str:
+        return f"{self.name.value} {self.version}"
 
 
 def engine(text: str) -> Engine:
@@ -81,13 +88,15 @@ def engine(text: str) -> Engine:
         ValueError: the engine is not planned for.
     """
     name, _, version = text.strip().lower().partition("@")
-    if name == "vllm":
-        if not version:
-            return Engine(name, str(vllm.NEWEST))
-        if _SHORT_VERSION.fullmatch(version):
-            return Engine(name, _newest_patch(version))
-        return Engine(name, version)
-    raise ValueError(f"{text!r} is no engine that is planned for: write vllm@VERSION")
+    if name == "sglang":
+        return Engine(EngineName.SGLANG, version or sglang.NEWEST)
+    if name != "vllm":
+        raise ValueError(
+            f"{text!r} is no engine that is planned for: write vllm@VERSION or sglang@VERSION"
+        )
+    if _SHORT_VERSION.fullmatch(version):
+        version = _newest_patch(version)
+    return Engine(EngineName.VLLM, version or str(vllm.NEWEST))
 
 
 def _newest_patch(minor: str) -> str:

@@ -19,6 +19,9 @@ from ballonet.kv.layers import Attention, KeyIndex, Latent
 from ballonet.kv.memory import MemoryPart, MemoryPlan, Spread
 from ballonet.kv.units import GIB, MIB, Interval, ceil_div
 
+NEWEST: Final = "0.5.23"
+"""The version whose sources were read."""
+
 # Context and communicators before the weights: 0.69 to 0.75 GiB on five boots of two RTX 3090; a
 # context alone was seen from 0.1 to 0.6 GiB, so one rank may hold less.
 _CONTEXT: Final = Spread(100 * MIB, 500 * MIB, 1000 * MIB)
@@ -117,19 +120,30 @@ class TokenPools:
     window_bytes: int
     window_tokens: int
 
+    @property
+    def bytes_per_token(self) -> Fraction:
+        """Bytes of a token of the full pool, with its share of the window pool."""
+        return self.full_bytes + _WINDOW_TOKENS * self.window_bytes
+
     def tokens(self, pool_bytes: int, page_tokens: int = 1) -> int:
         """Return the tokens of the full pool: whole pages."""
-        each = self.full_bytes + _WINDOW_TOKENS * self.window_bytes
-        return max(0, math.floor(pool_bytes / each)) // page_tokens * page_tokens
+        tokens = math.floor(pool_bytes / self.bytes_per_token)
+        return max(0, tokens) // page_tokens * page_tokens
+
+    def held(self, tokens: int, page_tokens: int = 1) -> int:
+        """Return the tokens of the full pool that a sequence of this many tokens takes.
+
+        Where its part of the window pool is the larger share of that pool, as many as that share.
+        """
+        whole = ceil_div(tokens, page_tokens) * page_tokens
+        if not self.window_bytes:
+            return whole
+        window = min(tokens, self.window_tokens + page_tokens)
+        return max(whole, math.ceil(window / _WINDOW_TOKENS))
 
     def sequences(self, pool_bytes: int, tokens: int, page_tokens: int = 1) -> int:
         """Return how many sequences of this many tokens the pools hold at once."""
-        full = self.tokens(pool_bytes, page_tokens)
-        most = full // (ceil_div(tokens, page_tokens) * page_tokens)
-        if not self.window_bytes:
-            return most
-        held = min(tokens, self.window_tokens + page_tokens)
-        return min(most, math.floor(full * _WINDOW_TOKENS) // held)
+        return self.tokens(pool_bytes, page_tokens) // self.held(tokens, page_tokens)
 
 
 def token_pools(

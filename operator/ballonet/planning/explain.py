@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.status import MAX_MESSAGE_CHARACTERS, Source, Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
-from ballonet.kv.layout import CacheLayout
+from ballonet.catalog import Accelerator
 from ballonet.kv.memory import MemoryPlan
 from ballonet.kv.units import Interval, counted, format_bytes
 from ballonet.planning.batch import least_batched_tokens, takes
@@ -285,27 +285,41 @@ def topology_finding(
     return Finding(status, judgement.reason, bounded(text))
 
 
-def memory_steps(memory: MemoryPlan) -> list[Step]:
-    """Return where the memory of a rank goes."""
+def memory_steps(memory: MemoryPlan, *, device: Accelerator, weights_source: str) -> list[Step]:
+    """Return where the memory of a rank goes.
+
+    Args:
+        memory: the engine's share of the device first, then what is taken off it; or what is given.
+        device: whose memory it is.
+        weights_source: where the size of the weights comes from.
+    """
     assert memory.kv_cache_bytes is not None
     steps = [
         Step(f"Memory: {part.name}", "", usual_amount(part.bytes, part.usual_bytes), part.source)
         for part in memory.parts
     ]
-    if memory.calibration:
-        classes = "; ".join(
-            f"vLLM {one.name}: {counted(one.boots, 'logged boot')}, {one.covered:,} of them inside"
-            for one in memory.calibration
-        )
-        steps.append(
-            Step(
-                "KV memory of a rank",
-                " - ".join(part.name for part in memory.parts),
-                usual_amount(memory.kv_cache_bytes, memory.mid),
-                f"calibrated on {classes}",
-            )
-        )
-    return steps
+    if len(steps) == 1:
+        return steps
+    share, weights, *others = steps
+    assert device.memory_bytes is not None
+    whole = Step(
+        "Memory: device",
+        "",
+        amount(device.memory_bytes),
+        f"catalog, {device.sources['memory_mib']}",
+    )
+    weights = replace(weights, source=f"{weights.source}; {weights_source}")
+    classes = "; ".join(
+        f"vLLM {one.name}: {one.covered:,} of {counted(one.boots, 'logged boot')} inside"
+        for one in memory.calibration
+    )
+    left = Step(
+        "KV memory of a rank",
+        " - ".join(part.name for part in memory.parts),
+        usual_amount(memory.kv_cache_bytes, memory.mid),
+        f"calibrated on {classes}" if classes else "",
+    )
+    return [whole, share, weights, *others, left]
 
 
 def usual_amount(size: Interval, usual: int | None) -> str:
@@ -323,7 +337,7 @@ def amount(size: Interval) -> str:
 
 def budget_steps(
     *,
-    layout: CacheLayout,
+    block_bytes: int,
     memory: MemoryPlan,
     blocks: Interval,
     budget: Interval,
@@ -335,7 +349,7 @@ def budget_steps(
     return [
         Step(
             "Blocks",
-            f"floor({amount(memory.kv_cache_bytes)} / {layout.bytes_per_block:,} bytes)",
+            f"floor({amount(memory.kv_cache_bytes)} / {block_bytes:,} bytes)",
             f"{span(blocks)} blocks",
             source,
         ),

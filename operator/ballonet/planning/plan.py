@@ -366,12 +366,16 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
         *layout_steps(
             layout,
             spec.sequence.max_tokens,
-            resolved.source,
+            resolved.evidence,
             rules=f"rules of vLLM {spec.engine.version}",
         ),
-        *explain.memory_steps(capacity.memory(judged_slots)),
+        *explain.memory_steps(
+            capacity.memory(judged_slots),
+            device=resolved.device,
+            weights_source="" if resolved.weights is None else resolved.weights.source,
+        ),
         *explain.budget_steps(
-            layout=layout,
+            block_bytes=layout.bytes_per_block,
             memory=capacity.memory(judged_slots),
             blocks=judged_blocks,
             budget=budget,

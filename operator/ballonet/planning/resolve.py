@@ -70,6 +70,7 @@ class Resolved:
         block_tokens: tokens a block as they are written; None leaves the engine its own.
         prefix_caching: as it is written; None leaves the engine its own.
         source: where the geometry comes from.
+        evidence: the same, with where the catalog has it from.
     """
 
     device: Accelerator
@@ -81,6 +82,7 @@ class Resolved:
     block_tokens: int | None
     prefix_caching: bool | None
     source: str
+    evidence: str
 
 
 def resolve(
@@ -102,14 +104,14 @@ def resolve(
             f"spec.engine.version: {version} is not known: use a vLLM version from {vllm.OLDEST} "
             f"to {vllm.NEWEST}",
         )
-    device = _device(spec, catalog)
+    device = named_device(spec, catalog)
     _check_engine_can(spec, device)
-    found = _model(spec, config_text, catalog)
+    found = named_model(spec, config_text, catalog)
     geometry, problem = found.geometry, found.problem
     settings = _settings(spec, device, geometry, arguments)
     layout = None
     if geometry is not None:
-        _check_model_can(spec, geometry)
+        check_model_can(spec, geometry)
         try:
             speculation = _speculation(arguments.speculation, catalog)
             layout = cache_layout(geometry, replace(settings, speculation=speculation))
@@ -123,14 +125,20 @@ def resolve(
         geometry=geometry,
         layout=layout,
         layout_problem=problem,
-        weights=_weights(spec, geometry, found.entry, arguments),
+        weights=weights_of(spec, geometry, found.entry, arguments),
         block_tokens=settings.block_tokens,
         prefix_caching=settings.prefix_caching,
         source=found.source,
+        evidence=found.evidence,
     )
 
 
-def _device(spec: InferencePoolSpec, catalog: Catalog) -> Accelerator:
+def named_device(spec: InferencePoolSpec, catalog: Catalog) -> Accelerator:
+    """Return the device of a spec.
+
+    Raises:
+        Unresolved: the catalog has none of this name.
+    """
     name = spec.accelerator.type
     device = catalog.accelerator(name)
     if device is None:
@@ -177,23 +185,37 @@ def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
-    """A named model: its catalog entry and its geometry, or why that is not understood."""
+class NamedModel:
+    """A named model.
+
+    Attributes:
+        entry: its catalog entry, which may know its weights also where the config is given.
+        source: where the geometry comes from.
+        evidence: the same, with where the catalog has it from.
+        geometry: None where it is not understood.
+        problem: why it is not.
+    """
 
     entry: CatalogModel | None
     source: str
+    evidence: str
     geometry: ModelGeometry | None = None
     problem: str | None = None
 
 
-def _model(spec: InferencePoolSpec, config_text: str | None, catalog: Catalog) -> _Model:
-    """Return the model; a config that is given goes before the catalog's."""
+def named_model(spec: InferencePoolSpec, config_text: str | None, catalog: Catalog) -> NamedModel:
+    """Return the model; a config that is given goes before the catalog's.
+
+    Raises:
+        Unresolved: nothing is known of it, or its config cannot be used.
+    """
     entry = catalog.model(spec.model.name)
     config = spec.model.config
     if config is None:
         if entry is None:
             raise _unknown_model(spec.model.name, catalog.similar_models(spec.model.name))
-        where, source, text = f"spec.model.name: {entry.name}", "catalog", None
+        where, text = f"spec.model.name: {entry.name}", None
+        source, evidence = "catalog", f"catalog, {entry.source}"
     elif config.config_map_ref is not None:
         where, ref = "spec.model.config.configMapRef", config.config_map_ref
         if config_text is None:
@@ -201,19 +223,20 @@ def _model(spec: InferencePoolSpec, config_text: str | None, catalog: Catalog) -
                 Reason.CONFIG_NOT_FOUND,
                 f"{where}: ConfigMap {ref.name} with key {ref.key} was not found: create it",
             )
-        source, text = f"ConfigMap {ref.name}, key {ref.key}", config_text
+        source = evidence = f"ConfigMap {ref.name}, key {ref.key}"
+        text = config_text
     else:
-        where = source = "spec.model.config.inline"
+        where = source = evidence = "spec.model.config.inline"
         text = config.inline or ""
     try:
         if text is not None:
-            return _Model(entry, source, parse_config(text))
+            return NamedModel(entry, source, evidence, parse_config(text))
         assert entry is not None
-        return _Model(entry, source, entry.geometry)
+        return NamedModel(entry, source, evidence, entry.geometry)
     except InvalidModelConfig as error:
         raise Unresolved(Reason.INVALID_MODEL_CONFIG, f"{where}: {error}") from None
     except LayoutNotUnderstood as error:
-        return _Model(entry, source, problem=f"{where}: {error}")
+        return NamedModel(entry, source, evidence, problem=f"{where}: {error}")
 
 
 def _unknown_model(name: str, close: list[str]) -> Unresolved:
@@ -226,7 +249,12 @@ def _unknown_model(name: str, close: list[str]) -> Unresolved:
     )
 
 
-def _check_model_can(spec: InferencePoolSpec, geometry: ModelGeometry) -> None:
+def check_model_can(spec: InferencePoolSpec, geometry: ModelGeometry) -> None:
+    """Check that the model takes sequences as long as the ceiling.
+
+    Raises:
+        Unresolved: it does not.
+    """
     longest = geometry.max_position_tokens
     if longest is not None and spec.sequence.max_tokens > longest:
         raise Unresolved(
@@ -316,12 +344,13 @@ def _speculation(arguments: SpeculationArguments | None, catalog: Catalog) -> Sp
     return Speculation(arguments.method, arguments.tokens, entry.geometry)
 
 
-def _weights(
+def weights_of(
     spec: InferencePoolSpec,
     geometry: ModelGeometry | None,
     entry: CatalogModel | None,
     arguments: PlannedArguments,
 ) -> Weights | None:
+    """Return the weights: given, of the catalog, or worked out; None where nobody knows."""
     if spec.model.weights is not None:
         return Weights(Interval.point(quantity_bytes(spec.model.weights.memory)), "given")
     if arguments.quantization not in (None, None if geometry is None else geometry.quantization):
