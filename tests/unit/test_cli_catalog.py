@@ -136,5 +136,5 @@ def test_every_problem_of_every_file_is_printed_on_its_line(own: str, tmp_path: 
     other.write_text("models:\n  - name: x\n  - nmae: y\n")
     lines = run("validate", own, str(other), code=2).splitlines()
     assert lines[0] == f"{own}: acme/chat-8b added"
-    assert lines[1] == f"{other}: models[0] ('x'): config: is missing"
+    assert lines[1] == f"{other}: models[0] ('x'): config: is missing: give it"
     assert f"{other}: models[1]: nmae: is not known: did you mean name?" in lines

@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ballonet.api.quoting import quoted
+from ballonet.api.v1alpha1 import FORMS
 from ballonet.catalog.lookup import suggest
 
 _MAX_SHOWN: Final = 8
@@ -157,14 +158,27 @@ def problems_of(errors: Iterable[ErrorDetails], fields: Iterable[str]) -> Iterat
 def _wrong(error: ErrorDetails, known: tuple[str, ...]) -> str:
     kind = error["type"]
     if kind == "missing":
-        return "is missing"
+        return "is missing: give it"
     if kind == "extra_forbidden":
         close = suggest(str(error["loc"][-1]), known, limit=1)
         return f"is not known: {f'did you mean {close[0]}?' if close else 'remove it'}"
-    if kind in ("unsourced", "unused_source"):
+    if kind in _SELF_EXPLAINING:
         return error["msg"]
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{_shown(error['input'])}: {message}"
+    form = FORMS.get(error.get("ctx", {}).get("pattern", ""))
+    wanted = f"use {form}" if form else _WANTED.get(kind) or error["msg"].removeprefix("Input ")
+    return f"{_shown(error['input'])}: {wanted}"
+
+
+_SELF_EXPLAINING: Final = frozenset({"unsourced", "unused_source", "memory", "device", "weights"})
+_WANTED: Final = {
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "int_type": "must be a whole number, without unit and quotes",
+    "string_type": "must be text: write it in quotes",
+    "bool_type": "must be true or false",
+}
 
 
 def _shown(value: Any) -> str:
