@@ -164,6 +164,26 @@ def test_what_prefix_caching_costs_a_sequence(
     assert layout(config, 32_768, version, **changes).blocks(32_768) == blocks
 
 
+def test_a_draft_model_takes_the_blocks_that_the_model_asks_for() -> None:
+    def drafting(**shape: int) -> CacheLayout:
+        head = {
+            **{"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 32, **shape},
+            **{"hidden_size": 4096, "vocab_size": 248320, "dtype": "bfloat16"},
+        }
+        drafts = Speculation("eagle3", 2, parse_config(json.dumps(head)))
+        return layout(QWEN3_5_27B, 32_768, (0, 32, 0), **OFF, speculation=drafts)
+
+    alone = layout(QWEN3_5_27B, 32_768, (0, 32, 0), **OFF, speculation=Speculation("ngram", 2))
+    like = drafting(num_key_value_heads=4, head_dim=256)
+    assert like.block_tokens == alone.block_tokens == 800
+    assert [len(group.layers) for group in like.groups] == [16, 16, 16, 17]
+    assert like.blocks(16_000) == alone.blocks(16_000) + 1  # 2 tokens behind 20 full blocks
+    # Heads of another shape share no block table, so each layer gets a group of its own.
+    other = drafting(num_key_value_heads=8, head_dim=128)
+    assert other.block_tokens == 800
+    assert len(other.groups) == 65
+
+
 def test_states_alone_take_one_block_whatever_the_length() -> None:
     planned = layout(FALCON_MAMBA, 8192, (0, 32, 0))
     assert planned.bytes_per_block == 19_922_944

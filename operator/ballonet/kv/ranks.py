@@ -84,16 +84,24 @@ def rank_specs(
     speculation = settings.speculation
     drafted = () if speculation is None else drafted_layers(geometry, speculation)
     maker = _Maker.of(geometry, settings, drafted)
+    # Most layers are alike, and alike ones share one spec.
+    made: dict[tuple[Cache, bool], CacheSpec] = {}
+
+    def specs_of(first: int, layers: Sequence[Layer]) -> list[CacheSpec]:
+        specs = []
+        for index, layer in enumerate(layers, first):
+            skipped = index in maker.skipped
+            for cache in layer:
+                if (cache, skipped) not in made:
+                    made[cache, skipped] = maker.spec(cache, skipped=skipped)
+                specs.append(made[cache, skipped])
+        return specs
+
     stages = [
-        [
-            spec
-            for index in range(first, last)
-            for spec in maker.specs(index, geometry.caches[index])
-        ]
+        specs_of(first, geometry.caches[first:last])
         for first, last in pairwise(stage_bounds(geometry.layers, settings.pipeline))
     ]
-    for offset, layer in enumerate(drafted):
-        stages[-1].extend(maker.specs(geometry.layers + offset, layer))
+    stages[-1].extend(specs_of(geometry.layers, drafted))
     return tuple(tuple(stage) for stage in stages)
 
 
@@ -234,7 +242,6 @@ class _Maker:
     ) -> _Maker:
         layers = (*geometry.caches, *drafted)
         latents, states = _all(layers, Latent), _all(layers, State)
-        attention: list[Attention | Latent] = [*_all(layers, Attention), *latents]
         kept_as = cache_type(
             settings,
             declared=geometry.declared_kv_cache,
@@ -244,9 +251,14 @@ class _Maker:
         element = settings.dtype or geometry.element
         maker = cls(settings, element, kept_as, _block_tokens(layers, settings))
         if states:
+            # A draft model takes the blocks that the model itself asks for.
+            own: list[Attention | Latent] = [
+                *_all(geometry.caches, Attention),
+                *_all(geometry.caches, Latent),
+            ]
             aligned = align(
                 states,
-                attention,
+                own,
                 settings,
                 block_tokens=maker.block_tokens,
                 bytes_of=maker.content_bytes,
@@ -284,17 +296,18 @@ class _Maker:
             shared_page_bytes=block * packed_bytes,
         )
 
-    def specs(self, index: int, layer: Layer) -> list[CacheSpec]:
-        """Return the specs of one layer by its number."""
-        maker = replace(self, kept_as=CACHE_TYPES[AUTO]) if index in self.skipped else self
-        return [maker.spec(cache) for cache in layer]
-
     def content_bytes(self, cache: Cache, tokens: int) -> int:
         """Return the bytes that a cache takes on the rank for so many tokens."""
         return self.spec(cache).with_block(tokens).content_bytes
 
-    def spec(self, cache: Cache) -> CacheSpec:
-        """Return what one cache of a layer takes on the rank."""
+    def spec(self, cache: Cache, *, skipped: bool = False) -> CacheSpec:
+        """Return what one cache of a layer takes on the rank.
+
+        Args:
+            skipped: whether the layer stays in the model's own format.
+        """
+        if skipped:
+            return replace(self, kept_as=CACHE_TYPES[AUTO]).spec(cache)
         if isinstance(cache, CrossAttention):
             shape = Attention(cache.kv_heads, cache.head_dim, cache.head_dim)
             return replace(self._attention(shape), kind=CacheKind.CROSS)
