@@ -70,13 +70,14 @@ bench: setup ## Benchmarks
 # The data and the scorer are no part of this tree: DATA is a folder of them, SCORER the program.
 SIZING = $(CACHE)/sizing
 .PHONY: bench-sizing
-bench-sizing: setup ## Grade sizes against a data set: DATA=folder SCORER=score.py
+bench-sizing: setup ## Grade sizes against a data set: DATA=folder SCORER=score.py (WRITE=1: into docs/accuracy.md)
 	@mkdir -p $(SIZING)
 	$(PY) $(or $(SCORER),$(error say where the scorer is: SCORER=score.py)) questions \
 		--data $(or $(DATA),$(error say where the data is: DATA=folder)) --out $(SIZING)/questions.jsonl
 	$(PY) -m benchmarks.sizing $(SIZING)/questions.jsonl $(SIZING)/answers.jsonl
 	$(PY) $(SCORER) grade --data $(DATA) --answers $(SIZING)/answers.jsonl --json $(SIZING)/graded.json >/dev/null
 	$(PY) -m benchmarks.sizing_table $(SIZING)/graded.json
+	$(if $(WRITE),$(PY) -m benchmarks.sizing_accuracy $(SCORER) $(DATA) $(SIZING)/graded.json)
 
 .PHONY: images
 images: setup ## Build the container images and print their archives

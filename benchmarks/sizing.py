@@ -19,7 +19,7 @@ from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.settings import EngineRefuses
 from benchmarks import sizing_boot, sizing_budget, sizing_layout, sizing_plan
 
-_ANSWERS: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+_ANSWERS: Final[Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "bytes": sizing_boot.answer_bytes,
     "capacity": sizing_boot.answer_capacity,
     "plan": sizing_plan.answer_plan,
@@ -29,7 +29,7 @@ _ANSWERS: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
 }
 
 
-def answer(question: Mapping[str, Any]) -> dict[str, Any]:
+def answer(question: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a question, or why there is none."""
     try:
         return _ANSWERS[question["kind"]](question)
@@ -40,6 +40,9 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
         LayoutNotUnderstood,
     ) as problem:
         return {"refused": str(problem)}
+    except Exception as problem:  # a fault must not cost the other answers
+        print(f"{question['id']}: {problem!r}", file=sys.stderr)
+        return {"refused": f"fault: {problem!r}"}
 
 
 def main(arguments: list[str]) -> int:

@@ -21,6 +21,7 @@ from ballonet.kv.units import GIB, MIB, Interval
 from benchmarks.sizing_boot import boot_layout
 
 Question = Mapping[str, Any]
+Version = tuple[int, int, int]
 
 # Two decimals are printed.
 _ROUNDING_BYTES: Final = GIB // 200
@@ -34,6 +35,9 @@ _ENCODERS: Final = re.compile(
 )
 _TEXT_ONLY: Final = re.compile(r"text|gemma-3-(270m|1b)")
 _POOLING: Final = re.compile(r"embed|rerank|reward|bge|e5-|gte")
+# Builds of the main branch are counted from the last release candidate.
+_ON_THE_WAY: Final = re.compile(r"\.dev\d+")
+_DATES: Final = 100
 _USUAL_VOCAB: Final = 151936
 _USUAL_WIDTH: Final = 4096
 _USUAL_EXPERTS: Final = 8
@@ -91,13 +95,27 @@ def memory(question: Question) -> MemoryPlan:
     Raises:
         Unknown: too little is known.
     """
-    device, version = device_of(question), version_of(question)
-    percent = _percent(question, version)
+    plans = [_memory(question, version) for version in versions_of(question)]
+    kv_cache = [plan.kv_cache_bytes for plan in plans if plan.kv_cache_bytes is not None]
+    mid = sum(plan.mid or 0 for plan in plans) // len(plans)
+    if mid <= 0:
+        raise Unknown("whether the model leaves room for a KV cache at all is not known")
+    return replace(
+        plans[0],
+        kv_cache_bytes=Interval(min(k.low for k in kv_cache), max(k.high for k in kv_cache)),
+        mid=mid,
+        calibration=tuple(dict.fromkeys(found for plan in plans for found in plan.calibration)),
+    )
+
+
+def _memory(question: Question, version: Version) -> MemoryPlan:
+    device, percent = device_of(question), _percent(question, version)
     weights = round(question["weights_gib_rank"] * GIB)
     defaults = batch_defaults(version, device_bytes=device.memory.low, device_name=device.name)
+    tokens = question.get("max_num_batched_tokens") or defaults.max_batched_tokens
 
     def plan(max_num_seqs: int) -> MemoryPlan:
-        return rank_memory(
+        found = rank_memory(
             work_of(question),
             device_bytes=device.memory,
             memory_percent=percent,
@@ -106,8 +124,7 @@ def memory(question: Question) -> MemoryPlan:
             calibration=calibration(),
             max_model_tokens=question.get("max_model_len") or 0,
             max_num_seqs=max_num_seqs,
-            max_batched_tokens=question.get("max_num_batched_tokens")
-            or defaults.max_batched_tokens,
+            max_batched_tokens=tokens,
             tensor=question.get("tensor_parallel") or 1,
             pipeline=question.get("pipeline_parallel") or 1,
             data=question.get("data_parallel") or 1,
@@ -117,23 +134,22 @@ def memory(question: Question) -> MemoryPlan:
             eager=bool(question.get("enforce_eager")),
             drafted_tokens=1 if question.get("speculative") else 0,
         )
+        if found.kv_cache_bytes is None:
+            raise Unknown(found.reason)
+        return found
 
     found = plan(question.get("max_num_seqs") or defaults.max_num_seqs)
-    if found.kv_cache_bytes is None:
-        raise Unknown(found.reason)
-    if found.mid is not None and found.mid <= 0:
-        raise Unknown("whether the model leaves room for a KV cache at all is not known")
     if question.get("max_num_seqs") or question.get("max_num_batched_tokens"):
         return found
     # A log that prints neither limit may come from a run that lowered them; more is then left.
-    fewer = plan(_FEW_SEQUENCES).kv_cache_bytes
-    assert fewer is not None
-    widened = Interval(found.kv_cache_bytes.low, fewer.high)
+    fewer = plan(_FEW_SEQUENCES)
+    assert found.kv_cache_bytes is not None and fewer.kv_cache_bytes is not None
+    widened = Interval(found.kv_cache_bytes.low, fewer.kv_cache_bytes.high)
     return replace(found, kv_cache_bytes=widened)
 
 
-def version_of(question: Question) -> tuple[int, int, int]:
-    """Return the engine version as numbers.
+def versions_of(question: Question) -> tuple[Version, ...]:
+    """Return the engine version as numbers; two for a build on the way to the next release.
 
     Raises:
         Unknown: another engine, or no version is given.
@@ -142,8 +158,9 @@ def version_of(question: Question) -> tuple[int, int, int]:
     numbers = [int(number) for number in re.findall(r"\d+", text)[:3]]
     if question["engine"] != "vllm" or len(numbers) < 2:
         raise Unknown("no version of vLLM is given")
-    first, second, third = (*numbers, 0)[:3]
-    return first, second, third if third < 100 else 0
+    major, minor, patch = (*numbers, 0)[:3]
+    version = (major, minor, patch if patch < _DATES else 0)
+    return (version, (major, minor + 1, 0)) if _ON_THE_WAY.search(text) else (version,)
 
 
 def work_of(question: Question) -> Work:
@@ -156,7 +173,9 @@ def work_of(question: Question) -> Work:
     ).lower()
     known = _catalog_geometry(question.get("base_model"), question.get("model"), row.get("model"))
     hidden = row.get("hidden_size") or (known.hidden if known else _USUAL_WIDTH)
-    heads = row.get("num_attention_heads") or (known.attention_heads if known else hidden // 128)
+    heads = (
+        row.get("num_attention_heads") or (known and known.attention_heads) or max(1, hidden // 128)
+    )
     kv_heads = row.get("num_key_value_heads") or (known.kv_heads if known else heads)
     mixture = any(row.get(key) for key in ("num_experts", "n_routed_experts", "num_local_experts"))
     return Work(
@@ -259,7 +278,7 @@ def _catalog_geometry(*names: str | None) -> Any:
     return None
 
 
-def _percent(question: Question, version: tuple[int, int, int]) -> Fraction:
+def _percent(question: Question, version: Version) -> Fraction:
     given = question.get("gpu_memory_utilization")
     if given is not None:
         return Fraction(str(given)) * 100

@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any, Final
 
 from ballonet.kv.units import GIB, MIB
-from benchmarks.sizing_budget import Unknown, memory
+from benchmarks.sizing_budget import Unknown, memory, versions_of
 
 CALIBRATION: Final = (
     Path(__file__).parent.parent / "operator/ballonet/catalog/data/calibration.json"
@@ -37,6 +37,7 @@ class Boot:
     Attributes:
         beyond_bytes: what it took outside the trial run, communication and graphs as predicted.
         missed_bytes: predicted less printed KV memory.
+        half_width_bytes: half of the interval.
         inside: whether the printed figure lies inside the interval.
         promised_too_much: whether the low end is over 2 % above it.
     """
@@ -44,10 +45,12 @@ class Boot:
     name: str
     source: str
     kind: str
+    version: tuple[int, ...]
     core: bool
     kv_bytes: int
     beyond_bytes: int
     missed_bytes: int
+    half_width_bytes: int
     inside: bool
     promised_too_much: bool
 
@@ -73,10 +76,12 @@ def boots(scorer: Path, data: Path) -> Iterator[Boot]:
             name=question["id"].split(".")[0],
             source=sources[question["id"].split(".")[0]],
             kind=_OR.join(found.name for found in plan.calibration),
+            version=versions_of(question)[0],
             core=bool(truth["core"]),
             kv_bytes=printed,
             beyond_bytes=outside.usual_bytes + plan.mid - printed,
             missed_bytes=plan.mid - printed,
+            half_width_bytes=(plan.kv_cache_bytes.high - plan.kv_cache_bytes.low) // 2,
             inside=plan.kv_cache_bytes.low - half <= printed <= plan.kv_cache_bytes.high + half,
             promised_too_much=plan.kv_cache_bytes.low > printed * 1.02 + half,
         )
