@@ -21,7 +21,14 @@ from ballonet.kv.geometry import ModelGeometry, parse_config
 from ballonet.kv.layers import Attention, KeyIndex, State
 from ballonet.kv.layout import CacheLayout, cache_layout
 from ballonet.kv.ranks import rank_specs
-from ballonet.kv.settings import CUDA, EngineSettings, Platform, Version, cuda_platform
+from ballonet.kv.settings import (
+    CUDA,
+    EngineSettings,
+    Platform,
+    Speculation,
+    Version,
+    cuda_platform,
+)
 from ballonet.kv.units import GIB
 
 Question = Mapping[str, Any]
@@ -30,6 +37,7 @@ _OLDEST: Final[Version] = (0, 10, 2)
 _NEWEST: Final[Version] = (0, 33, 0)
 # From here the engine prints tokens as concurrency times the longest sequence.
 _TOKENS_BY_CONCURRENCY: Final[Version] = (0, 20, 2)
+_MTP: Final = re.compile(r"\bmtp\b\D*(\d+)")
 _EXACT_VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)(rc\d+|\.post\d+)?(\.dev\d+)?(\+.*)?")
 # Figures that a row of plain fields may lack and that change no cache.
 _FILLERS: Final = {"vocab_size": 32000, "torch_dtype": "bfloat16"}
@@ -80,17 +88,29 @@ def boot_layout(question: Question) -> CacheLayout:
     windows = any(isinstance(cache, Attention) and cache.window_tokens for cache in caches)
     if (states or windows) and not _EXACT_VERSION.fullmatch(question.get("version") or ""):
         raise LayoutNotUnderstood("version", "is not exact, and the rules changed by version")
-    if question.get("speculative") and states:
-        raise LayoutNotUnderstood("speculative", "what the draft keeps is not known")
+    drafts = _drafts(question) if states else None
     if states and question.get("kv_cache_dtype") is None:
         raise LayoutNotUnderstood("kv_cache_dtype", "is not logged, and blocks depend on it")
-    settings = _settings(question, max_model_tokens=question["max_model_len"])
+    settings = replace(
+        _settings(question, max_model_tokens=question["max_model_len"]), speculation=drafts
+    )
     if windows:
         settings = replace(settings, max_batched_tokens=_step_tokens(question))
     caching = question.get("prefix_caching")
     possible = [caching] if caching is not None or not states else [False, True]
     layouts = [cache_layout(geometry, replace(settings, prefix_caching=each)) for each in possible]
     return min(layouts, key=lambda layout: layout.concurrency(2**40))
+
+
+def _drafts(question: Question) -> Speculation | None:
+    """Return how tokens are drafted, as far as logs of models with states tell: by MTP layers."""
+    written = question.get("speculative")
+    if not written:
+        return None
+    read = _MTP.search(written)
+    if read is None:
+        raise LayoutNotUnderstood("speculative", "what the draft keeps is not known")
+    return Speculation("mtp", int(read[1]))
 
 
 def boot_geometry(question: Question) -> ModelGeometry:
@@ -100,9 +120,7 @@ def boot_geometry(question: Question) -> ModelGeometry:
     row["model_type"] = row.get("model_type") or _family(row)
     if row["model_type"] == "glm_moe_dsa" and counts and "indexer_types" not in row:
         # Files that list the kinds of layers list those with an index too; the row has neither.
-        raise LayoutNotUnderstood(
-            "indexer_types", "which layers have a key index is not in the row"
-        )
+        return _by_name(question)
     if (
         counts
         and "deepseek_sparse_attention" not in counts
@@ -118,6 +136,7 @@ def boot_geometry(question: Question) -> ModelGeometry:
 
 
 def _by_name(question: Question) -> ModelGeometry:
+    """Return the geometry of a model that the catalog knows."""
     for name in (question.get("base_model"), question.get("model")):
         known = Catalog.builtin().model(name) if name else None
         if known is not None:
