@@ -107,6 +107,7 @@ LATENT_FAMILIES: Final[Mapping[str, Family]] = {
         (
             *("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"),
             *("glm_moe_dsa", "kimi_k2", "pangu_ultra_moe", "deepseek_vl_v2", "mistral_large_3"),
+            *("mistral4", "youtu"),
         ),
         latent(),
     ),
