@@ -33,6 +33,9 @@ def generated() -> dict[str, str]:
         "docs/plan.md": reference.filled(
             (ROOT / "docs/plan.md").read_text(), {"sample": reference.sample_part()}
         ),
+        "docs/memory.md": reference.filled(
+            (ROOT / "docs/memory.md").read_text(), {"classes": reference.classes_part()}
+        ),
         "docs/fit.md": reference.filled(
             (ROOT / "docs/fit.md").read_text(),
             {"fit": reference.fit_part(), "gpus": reference.gpus_part()},

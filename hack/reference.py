@@ -24,12 +24,14 @@ from ballonet.api.conditions import (
     summarize,
 )
 from ballonet.catalog import Catalog
+from ballonet.catalog.calibration import calibration
 from ballonet.catalog.flags import vllm_sampled_versions
 from ballonet.cli.canvas import markdown_table
 from ballonet.cli.catalog_lists import Listed, listed_devices, listed_engines, listed_models
 from ballonet.cli.main import app
 from ballonet.engines import vllm
 from ballonet.engines.vllm_versions import Version, parse_version
+from ballonet.kv.units import MIB
 
 _CATALOG: Final = Catalog.builtin()
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -280,6 +282,22 @@ def filled(page: str, parts: Mapping[str, str]) -> str:
 
 def _markdown(listed: Listed) -> str:
     return "\n".join(markdown_table(listed.table)) + "\n"
+
+
+def classes_part() -> str:
+    """Return the table of the classes of boots that memory is predicted from."""
+    rows = [
+        "| vLLM | bytes a logit | outside the trial run, MiB | boots | inside |",
+        "|---|---|---|---|---|",
+    ]
+    for found in calibration().classes:
+        logits, other = found.logit_bytes, found.other
+        rows.append(
+            f"| {found.name} | {logits.low}, {logits.mid}, {logits.high} | "
+            f"{other.low // MIB}, {other.mid // MIB}, {other.high // MIB:,} | "
+            f"{found.boots} | {found.covered} |"
+        )
+    return "\n".join(rows) + "\n"
 
 
 def devices_part() -> str:
