@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
@@ -29,7 +30,9 @@ Question = Mapping[str, Any]
 # A GPU emulated in a process without one: FlashMLA's kernels stand for all of latent attention, and
 # the older runner's rule for batches in a pipeline holds.
 EMULATED_GPU: Final = Platform("emulated gpu", Device.CUDA, async_pipeline=False)
-_PLATFORMS: Final = {"gpu": EMULATED_GPU, "cpu": CPU}
+# The machine that planned for CPUs had no AVX512-BF16, so states stayed in the model's format.
+PLAIN_CPU: Final = replace(CPU, state_element=None)
+_PLATFORMS: Final = {"gpu": EMULATED_GPU, "cpu": PLAIN_CPU}
 
 
 def answer_plan(question: Question) -> dict[str, Any]:
@@ -83,9 +86,9 @@ def _plan_settings(question: Question, geometry: ModelGeometry) -> EngineSetting
         platform=_PLATFORMS[question["profile"]],
         max_model_tokens=longest,
         max_batched_tokens=args["max_num_batched_tokens"],
-        tensor=args["tensor_parallel_size"],
-        pipeline=args["pipeline_parallel_size"],
-        decode_context=args["decode_context_parallel_size"],
+        tensor=args.get("tensor_parallel_size", 1),
+        pipeline=args.get("pipeline_parallel_size", 1),
+        decode_context=args.get("decode_context_parallel_size", 1),
         block_tokens=args.get("block_size"),
         kv_cache_type=args.get("kv_cache_dtype", "auto"),
         prefix_caching=args.get("enable_prefix_caching"),

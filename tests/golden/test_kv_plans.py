@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ballonet.kv.geometry import parse_config
-from ballonet.kv.settings import CPU
+from ballonet.kv.settings import CPU, CUDA, cuda_platform
+from benchmarks.sizing_plan import EMULATED_GPU, answer_plan
 from tests.layouts import layout
 
 DATA = Path(__file__).parent / "data"
@@ -26,6 +27,7 @@ def case_id(line: dict[str, Any]) -> str:
 def test_samples_are_as_large_as_documented() -> None:
     assert len(lines("vllm_plans.jsonl")) == 147
     assert len(lines("vllm_other_layouts.jsonl")) == 49
+    assert len(lines("vllm_other_plans.jsonl")) == 171
     assert len(lines("vllm_uniform_layouts.jsonl")) == 28
 
 
@@ -52,16 +54,45 @@ def test_full_attention_models_are_planned_as_by_vllm(line: dict[str, Any]) -> N
             assert float(found.concurrency(size)) == pytest.approx(plan["max_concurrency"])
 
 
-@pytest.mark.parametrize("line", lines("vllm_other_layouts.jsonl"), ids=case_id)
-def test_models_of_other_layouts_keep_the_kinds_of_cache_that_vllm_makes(
-    line: dict[str, Any],
-) -> None:
-    found = layout(
-        parse_config(json.dumps(line["config"])), max_model_tokens=8192, block_tokens=None
-    )
-    kinds = {spec.kind for group in found.groups for spec in group.layers.values()}
-    # What only the newer format of DeepSeek-V4 has is not in the list.
-    assert {kind.value for kind in kinds} - {"circular_buffer"} == set(line["kinds"])
+CONFIGS = {line["model"]: line["config"] for line in lines("vllm_other_layouts.jsonl")}
+
+
+def variant_id(line: dict[str, Any]) -> str:
+    return f"{line['case']}-{line['model']}-{line['profile']}-{line['variant']}"
+
+
+@pytest.mark.parametrize("line", lines("vllm_other_plans.jsonl"), ids=variant_id)
+def test_models_of_other_layouts_are_planned_as_by_vllm(line: dict[str, Any]) -> None:
+    answer = answer_plan({**line, "config": CONFIGS[line["model"]]})
+    for mine, real in zip(answer["plans"], line["plans"], strict=True):
+        if real is None:
+            assert mine == {"refused": True}
+        else:
+            blocks, per_request, concurrency = real
+            assert (mine["num_blocks"], mine["blocks_per_request"]) == (blocks, per_request)
+            assert mine["max_concurrency"] == pytest.approx(concurrency, rel=1e-5)
+
+
+def test_the_product_plans_for_real_gpus_where_the_emulated_one_has_artefacts() -> None:
+    """Only benchmarks/sizing_plan.py knows the emulated one."""
+    gemma = parse_config(json.dumps(CONFIGS["gemma_2_9b"]))
+    stages = {"max_model_tokens": 8192, "pipeline": 2}
+    # The older runner schedules one batch a stage; the newer prepares one more.
+    emulated = layout(gemma, platform=EMULATED_GPU, **stages)
+    assert emulated.in_flight_tokens == 2 * 8192
+    assert layout(gemma, **stages).in_flight_tokens == 3 * 8192
+    # FlashMLA's blocks of 64 stand for the kernels of every generation.
+    kimi = parse_config(json.dumps(CONFIGS["moonshotai/Kimi-K2-Instruct"]))
+    latent = {"max_model_tokens": 8192, "block_tokens": None}
+    assert layout(kimi, platform=EMULATED_GPU, **latent).block_tokens == 64
+    assert layout(kimi, platform=cuda_platform(10), **latent).block_tokens == 32
+    # 8 bits of sparse latents are a format of their own there, and plain numbers on Blackwell.
+    sparse = parse_config(json.dumps(CONFIGS["deepseek-ai/DeepSeek-V3.2"]))
+    eight_bits = {**latent, "kv_cache_type": "fp8"}
+    index = 61 * 132
+    for platform, cell in ((EMULATED_GPU, 656), (CUDA, 656), (cuda_platform(10), 576)):
+        found = layout(sparse, platform=platform, **eight_bits)
+        assert found.bytes_per_block == found.block_tokens * (61 * cell + index)
 
 
 @pytest.mark.parametrize("line", lines("vllm_uniform_layouts.jsonl"), ids=case_id)
