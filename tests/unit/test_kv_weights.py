@@ -89,6 +89,13 @@ def test_logged_weights_of_quantized_checkpoints_lie_inside(name: str) -> None:
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, (35, 55)),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, (56, 75)),
         ({"quant_method": "fp8"}, (56, 75)),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "group_size": -1}}},
+            },
+            (56, 75),
+        ),
         ({"quantization": {"quant_algo": "NVFP4"}, "quant_method": "modelopt"}, (37, 56)),
         (
             {

@@ -332,7 +332,8 @@ def _compressed(quantization: Config) -> Scheme | None:
     bits = None if weights is None else weights.optional("num_bits", most=16)
     if weights is None or bits is None:
         return None
-    return Scheme(bits, weights.optional("group_size", least=-1, most=4096) or 0, 16)
+    group = weights.optional("group_size", least=-1, most=4096) or 0
+    return Scheme(bits, max(group, 0), 16)
 
 
 def stored_bytes(parameters: Parameters, scheme: Scheme | None) -> Interval:
