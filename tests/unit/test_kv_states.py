@@ -201,6 +201,19 @@ def test_the_width_of_heads_may_be_left_to_be_worked_out() -> None:
     assert parse(FALCON_H1, mamba_d_ssm=None, mamba_d_head="auto").caches != given.caches
 
 
+def test_shared_attention_is_over_twice_the_hidden_size() -> None:
+    zamba2 = {
+        **COMMON,
+        **{"model_type": "zamba2", "hidden_size": 2560, "num_hidden_layers": 54},
+        **{"num_attention_heads": 32, "kv_channels": 80, "attention_head_dim": 160},
+    }
+    geometry = parse(zamba2)
+    attention = [layer[0] for layer in geometry.caches if len(layer) == 2]
+    assert attention == [Attention(32, 160, 160)] * 9
+    with pytest.raises(InvalidModelConfig, match="head_dim"):
+        parse(zamba2, num_attention_heads=10_000)
+
+
 def test_a_kind_of_layer_that_is_not_known_is_named() -> None:
     with pytest.raises(LayoutNotUnderstood, match="holographic"):
         parse(LFM2, full_attn_idxs=None, layer_types=["holographic"] * 16)
@@ -344,6 +357,18 @@ def test_number_formats_of_parts() -> None:
         "bfloat16",
         "float32",
     )
+
+
+def test_cpus_keep_matrices_in_32_bits_unless_16_are_asked_for_and_possible() -> None:
+    def matrix(config: dict[str, Any], version: tuple[int, int, int], asked: str) -> str:
+        engine = settings(version=version, platform=CPU, state_ssm_cache_type=asked)
+        return blocks_of(parse(config), engine)[1].state_elements[1]
+
+    assert matrix(QWEN3_NEXT, (0, 25, 0), "auto") == "bfloat16"
+    assert matrix(QWEN3_NEXT, (0, 26, 0), "auto") == "float32"
+    assert matrix(QWEN3_NEXT, (0, 28, 0), "bfloat16") == "float32"
+    assert matrix(QWEN3_NEXT, (0, 29, 0), "bfloat16") == "bfloat16"
+    assert matrix(FALCON_H1, V32, "auto") == matrix(FALCON_H1, V32, "bfloat16") == "float32"
 
 
 # ------------------------------------------------------------------------------- prefix caching

@@ -45,6 +45,8 @@ class Platform:
             write checkpoints.
         wide_head_multiple: blocks of heads of 256 elements were a multiple of this many tokens
             beside states (0.11 to 0.17).
+        state_element: format that the matrices of states are kept in, unless 16 bits are asked for;
+            None for that of the model (0.26 and later).
         async_scheduling: whether a further batch is prepared while one runs.
         async_pipeline: whether that is done with several pipeline stages too.
     """
@@ -61,6 +63,7 @@ class Platform:
     sparse_latent_fp8: str = "fp8_ds_mla"
     delta_checkpoints: bool = False
     wide_head_multiple: int = 16
+    state_element: str | None = None
     async_scheduling: bool = True
     async_pipeline: bool = True
 
@@ -81,7 +84,8 @@ _CUDA_SM120: Final = replace(
 )
 ROCM: Final = Platform("rocm", Device.ROCM)
 # platforms/cpu.py (0.32.0): blocks of 128, multiples of 32; the latent kernel is built for 16 and
-# for whole prompts (machines without AMX).
+# for whole prompts (machines without AMX). States stay in 32 bits on machines with AVX512-BF16;
+# planning so for all of them promises no room that is not there.
 CPU: Final = Platform(
     "cpu",
     Device.CPU,
@@ -91,6 +95,7 @@ CPU: Final = Platform(
     latent_block_forced=True,
     sparse_latent=False,
     latent_whole_prompts=True,
+    state_element="float32",
     async_scheduling=False,
 )
 

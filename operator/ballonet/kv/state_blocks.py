@@ -47,6 +47,10 @@ _LATENT_MULTIPLES: Final[tuple[tuple[Version, int], ...]] = (
 # Heads of 256 elements had a multiple of their own on some devices.
 _WIDE_HEAD: Final = 256
 _WIDE_HEADS: Final = ((0, 11, 1), (0, 18, 0))
+# From here the platform chooses the format of the matrix; from there 16 bits may be asked for where
+# the state is that of a gated delta net.
+_FORCED_ELEMENT: Final = (0, 26, 0)
+_SHORT_ELEMENT: Final = (0, 29, 0)
 _ALWAYS: Final = (0, 0, 0)
 _NEVER: Final = (1_000_000, 0, 0)
 
@@ -315,12 +319,21 @@ def _parts(
 
 
 def _matrix_element(state: State, settings: EngineSettings, element: str) -> str:
-    rules, asked = _RULES[state.mechanism], settings.state_ssm_cache_type
+    rules, asked = _RULES[state.mechanism], _asked_element(state, settings)
     if asked != "auto" and settings.version >= rules.type_asked:
         return asked
     if state.recurrent_element is not None and settings.version >= rules.type_declared:
         return state.recurrent_element
     return element
+
+
+def _asked_element(state: State, settings: EngineSettings) -> str:
+    """Return the format of the matrix that the user asks for, or else the platform."""
+    asked, forced = settings.state_ssm_cache_type, settings.platform.state_element
+    if forced is None or settings.version < _FORCED_ELEMENT:
+        return asked
+    may_be_short = state.mechanism is Mechanism.GATED_DELTA and settings.version >= _SHORT_ELEMENT
+    return asked if may_be_short and asked != "auto" else forced
 
 
 def _group_channels(state: State, settings: EngineSettings) -> int:

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from ballonet.api.quoting import quoted
 from ballonet.kv.config import MAX_LAYERS, Config, InvalidModelConfig, LayoutNotUnderstood
-from ballonet.kv.families.attention import Family, drafting, layer_count, plain
+from ballonet.kv.families.attention import Family, drafting, head_size, layer_count, plain
 from ballonet.kv.families.latent import latent_cache
 from ballonet.kv.layers import Attention, Latent, Layer, Mechanism, State
 
@@ -171,10 +171,8 @@ def _is_bailing_v3(config: Config) -> bool:
 
 def _wide_attention(config: Config) -> Attention:
     """Return Zamba2's attention: over twice the hidden size."""
-    heads = config.number("num_attention_heads", default=32)
-    width = 2 * config.number("hidden_size", default=2560) // heads
-    kv_heads = config.number("num_key_value_heads", default=heads)
-    return Attention(kv_heads=kv_heads, head_dim=width, value_dim=width)
+    width = 2 * config.number("hidden_size")
+    return plain(config.with_fields({"head_dim": None, "kv_channels": None, "hidden_size": width}))
 
 
 def _nemotron_h_attention(config: Config) -> Attention:
@@ -271,7 +269,7 @@ def _bailing_state(config: Config) -> State:
 def _lightning(config: Config) -> State:
     """Return the state of lightning attention: a matrix a head, no convolution."""
     heads = config.number("num_attention_heads")
-    head_dim = config.optional("head_dim") or config.number("hidden_size") // heads
+    head_dim = head_size(config)
     return State(mechanism=Mechanism.LINEAR, recurrent=(heads, head_dim, head_dim))
 
 
