@@ -53,10 +53,15 @@ def largest_pool() -> InferencePoolSpec:
     )
 
 
-def command(file: Path) -> None:
-    """Run ``ballonet plan`` as a user does."""
+FIT = ("fit", "Qwen/Qwen3-32B", "--gpu", "H100-80GB", "--context", "32k", "--agents", "1+5")
+GPUS = ("gpus", "Qwen/Qwen3-32B", "--context", "32k", "--agents", "1+5")
+GPUS_OF_A_HYBRID = ("gpus", "Qwen/Qwen3-Next-80B-A3B-Instruct", *GPUS[2:])
+
+
+def command(*arguments: str) -> None:
+    """Run ``ballonet`` as a user does."""
     subprocess.run(
-        [sys.executable, "-m", "ballonet", "plan", "-f", str(file)],
+        [sys.executable, "-m", "ballonet", *arguments],
         stdout=subprocess.DEVNULL,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT / "operator")},
@@ -78,8 +83,10 @@ def main() -> None:
     taken = median_milliseconds(lambda: plan_pool("largest", spec), IN_PROCESS_RUNS)
     print(f"plan with remedies, 8 topologies of 8 roles: {taken:.1f} ms")
     demo = ROOT / "examples" / "demo-unfit.yaml"
-    taken = median_milliseconds(lambda: command(demo), COMMAND_RUNS)
-    print(f"command, {demo.name}: {taken:.0f} ms")
+    plan = ("plan", "-f", str(demo))
+    for arguments in (("--help",), plan, FIT, GPUS, GPUS_OF_A_HYBRID):
+        taken = median_milliseconds(lambda a=arguments: command(*a), COMMAND_RUNS)
+        print(f"ballonet {' '.join(arguments)}: {taken:.0f} ms")
 
 
 if __name__ == "__main__":

@@ -41,9 +41,9 @@ def memory_bars(plan: Plan) -> list[Bar]:
         for part in parts
         if part.bytes.high > 0
     ]
-    kv_cache = plan.memory.kv_cache_bytes
-    if kv_cache is not None and plan.memory.mid is not None and kv_cache.high > 0:
-        taken.append(_memory_segment("KV cache", kv_cache, plan.memory.mid))
+    left = plan.memory if plan.source is Source.GIVEN else plan.device_memory
+    if left.kv_cache_bytes is not None and left.mid is not None and left.kv_cache_bytes.high > 0:
+        taken.append(_memory_segment("KV cache", left.kv_cache_bytes, left.mid))
     device = plan.device.memory_bytes
     whole = (device.low + device.high) // 2
     slack = whole - sum(segment.size for segment in taken)
@@ -60,19 +60,19 @@ def _memory_segment(name: str, size: Interval, usual: int) -> Segment:
 
 def block_bars(plan: Plan) -> list[Bar]:
     """Return what the need is made of, and below it what there is."""
-    assert plan.need is not None and plan.blocks is not None and plan.budget_blocks is not None
+    assert plan.need is not None
+    assert plan.judged_blocks is not None and plan.budget_blocks is not None
     needed = tuple(Segment(blocks, f"{name} {blocks:,}") for name, blocks in need_parts(plan.need))
     need = sum(segment.size for segment in needed)
-    budget, blocks = plan.budget_blocks.low, plan.blocks.low
+    budget, blocks = plan.budget_blocks.low, plan.judged_blocks.low
+    perhaps = plan.judged_blocks.high - blocks
     free = max(0, budget - need)
     safety = usable_blocks(blocks) - budget
     there = (
         Segment(budget, f"budget {budget:,}"),
         Segment(safety, f"safety {safety:,}"),
         Segment(min(blocks, NULL_BLOCKS), f"null block {NULL_BLOCKS}"),
-        Segment(
-            plan.blocks.high - blocks, f"perhaps {plan.blocks.high - blocks:,} more", free=True
-        ),
+        Segment(perhaps, f"perhaps {perhaps:,} more", free=True),
     )
     return [
         Bar((*needed, Segment(free, f"free {free:,}", free=True)), "need", f"{need:,}"),

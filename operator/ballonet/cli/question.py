@@ -27,6 +27,9 @@ OPTIONS: Final = {
     "spec.sequence.maxTokens": "--context",
     "spec.topologies[agents].roles[worker].maxTokens": "--worker-context",
     "spec.topologies[0].roles[1].maxTokens": "--worker-context",
+    "spec.topologies[agents].roles[planner].count": "planners of --agents",
+    "spec.topologies[agents].roles[worker].count": "workers of --agents",
+    "spec.topologies[agents].roles[agent].count": "--agents",
     "spec.topologies[agents].concurrentRuns": "--runs",
     "spec.topologies[0].concurrentRuns": "--runs",
 }

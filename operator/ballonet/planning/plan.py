@@ -63,7 +63,8 @@ class Plan:
 
     Attributes:
         refused_arguments: what the user sets that is not the user's to set, a sentence each.
-        blocks: KV blocks of one engine, the null block among them.
+        blocks: KV blocks of one engine that runs the limit, the null block among them.
+        judged_blocks: the same where it ran what is needed; the budget is made of them.
         budget_blocks: blocks that are promised: usable blocks x safety.
         need: need of one engine, runs shared evenly among the replicas.
         available_slots: sequences that surely fit at once.
@@ -88,6 +89,7 @@ class Plan:
     memory: MemoryPlan | None = None
     predicted: PredictedBudget | None = None
     blocks: Interval | None = None
+    judged_blocks: Interval | None = None
     budget_blocks: Interval | None = None
     need: EngineNeed | None = None
     need_blocks: int | None = None
@@ -399,7 +401,7 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
         ),
         source=source,
         memory=memory,
-        device_memory=capacity.device_memory(slots.limit),
+        device_memory=capacity.device_memory(judged_slots),
         predicted=PredictedBudget(
             kv_cache_low_bytes=max(0, memory.kv_cache_bytes.low),
             kv_cache_high_bytes=max(0, memory.kv_cache_bytes.high),
@@ -410,6 +412,7 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
             max_concurrent=concurrent,
         ),
         blocks=blocks,
+        judged_blocks=judged_blocks,
         budget_blocks=budget,
         need=need,
         need_blocks=need.blocks,

@@ -231,6 +231,7 @@ def _planned(plan: Plan, engine: _Engine) -> Plan:
             max_concurrent=concurrent,
         ),
         blocks=blocks,
+        judged_blocks=blocks,
         budget_blocks=budget,
         need=need,
         need_blocks=need.blocks,
