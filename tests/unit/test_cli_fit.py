@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -367,3 +368,18 @@ def test_weights_that_cannot_be_read_are_bad_input(tmp_path: Path) -> None:
         result = fit(*arguments, "--weights-from", str(tmp_path))
         assert result.exit_code == 2
         assert words in result.stderr
+
+
+# --- the pages ------------------------------------------------------------------------------------
+
+
+def test_the_documented_keys_are_the_real_ones() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    table = (docs / "plan.md").read_text().split("| key | meaning |", 1)[1].split("\n\n", 1)[0]
+    keys = {
+        key for row in table.splitlines()[2:] for key in re.findall("`([^`]+)`", row.split("|")[1])
+    }
+    assert keys == set(json.loads(fit(*FITS, "-o", "json").stdout))
+    row = json.loads(gpus(*MODEL, "--max-gpus", "1", "-o", "json").stdout)[0]
+    text = (docs / "fit.md").read_text().split("row has ", 1)[1].split(" as in a plan", 1)[0]
+    assert set(re.findall("`([^`]+)`", text)) == set(row)
