@@ -1,0 +1,1 @@
+"""What live numbers of engines mean: observations -> findings -> verdict and lever. Pure."""
