@@ -277,7 +277,7 @@ class _Maker:
         """
         count = geometry.layers
         ends = min(self.kept_as.skips_ends, count // 2)
-        first = next(cache for layer in geometry.caches for cache in layer)
+        first = next(iter(chain.from_iterable(geometry.caches)), None)
         shape = Attention(geometry.kv_heads, geometry.head_dim, geometry.head_dim)
         plain = replace(self, kept_as=CACHE_TYPES[AUTO])
         # The engine asks the backend of the first layer, and only that of packed ones knows the
