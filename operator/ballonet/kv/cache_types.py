@@ -42,6 +42,11 @@ class CacheType:
     kernel_block_tokens: int | None = None
     skips_ends: int = 0
 
+    @property
+    def quantized(self) -> bool:
+        """Whether elements have fewer bits than the model is run in."""
+        return self.element in ("uint8", "int8")
+
     def cell_bytes(self, head_dim: int, value_dim: int) -> int | None:
         """Return the bytes of a packed cell; None where it is plain elements."""
         if not self.packed:

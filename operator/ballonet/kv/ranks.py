@@ -375,7 +375,7 @@ class _Maker:
         kept_as, settings = self.kept_as, self.settings
         dim = cache.rank + cache.rope_dim
         # Kernels of sparse attention read rows of one page, or blocks of their own where quantised.
-        rows = cache.indexed and kept_as.element is None
+        rows = cache.indexed and not kept_as.quantized
         spec = CacheSpec(
             kind=CacheKind.MLA,
             block_tokens=self.block_tokens,
