@@ -17,8 +17,10 @@ from ballonet.kv.units import Interval, ceil_div
 _ELEMENT_BYTES: Final = 2
 
 
-def has_planned_adapters(geometry: ModelGeometry) -> bool:
+def has_planned_adapters(geometry: ModelGeometry | None) -> bool:
     """Return whether the linear layers of a model are those counted here: dense, text alone."""
+    if geometry is None:
+        return False
     plain = all(isinstance(cache, Attention) for layer in geometry.caches for cache in layer)
     return (
         plain

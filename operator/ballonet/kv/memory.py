@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final, Self
 
@@ -271,6 +271,17 @@ _STARTS: Final = (
     _Start((0, 24, 0), (0, 25, 1), None),
     _Start((0, 28, 0), (0, 29, 0), None, mixtures=True, others=True),
 )
+
+
+def with_part(plan: MemoryPlan, part: MemoryPart) -> MemoryPlan:
+    """Return the plan with one more part taken off the share of the device."""
+    left = plan.kv_cache_bytes
+    return replace(
+        plan,
+        parts=(*plan.parts, part),
+        kv_cache_bytes=None if left is None else left - part.bytes,
+        mid=None if plan.mid is None else plan.mid - part.usual_bytes,
+    )
 
 
 def given_memory(kv_cache_bytes: int) -> MemoryPlan:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.quantity import quantity_bytes
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.catalog.calibration import calibration
 from ballonet.engines import vllm
+from ballonet.kv.adapters import adapter_bytes, has_planned_adapters
+from ballonet.kv.geometry import ModelGeometry
 from ballonet.kv.layout import CacheLayout
-from ballonet.kv.memory import MemoryPlan, Work, given_memory, rank_memory
-from ballonet.kv.units import Interval, counted, format_bytes, largest
+from ballonet.kv.memory import MemoryPart, MemoryPlan, Work, given_memory, rank_memory, with_part
+from ballonet.kv.units import Interval, ceil_div, counted, format_bytes, largest
 from ballonet.kv.weights import rank_weights
 from ballonet.planning import explain
-from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, ranks_per_pod, takes
+from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, takes
 from ballonet.planning.budget import budget_interval, usable_blocks
 from ballonet.planning.resolve import Resolved
 from ballonet.planning.topology import NO_SIZES, EngineNeed, pool_need
@@ -43,7 +46,7 @@ def given_bytes(spec: InferencePoolSpec) -> int | None:
     return None if memory is None else quantity_bytes(memory)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Capacity:
     """Memory and blocks of one engine; only for specs whose layout and memory are known."""
 
@@ -64,8 +67,31 @@ class Capacity:
 
     def device_memory(self, slots: int) -> MemoryPlan | None:
         """Return where the memory of a device goes by prediction, or None where that is unknown."""
-        known = self.resolved.weights is not None and self.resolved.device.memory_bytes is not None
-        return self.predicted_memory(slots) if known else None
+        return self.predicted_memory(slots) if self.unpredictable is None else None
+
+    @cached_property
+    def unpredictable(self) -> Finding | None:
+        """Why memory cannot be predicted and what to do; None where it can."""
+        resolved, device = self.resolved, self.resolved.device
+        give = "give the KV memory in spec.budget.kvCacheMemoryPerRank"
+        reason, text = Reason.MEMORY_UNKNOWN, None
+        if resolved.weights is None:
+            reason = Reason.WEIGHTS_UNKNOWN
+            text = (
+                f"The size of the weights of {self.spec.model.name} is not known: give "
+                "spec.model.weights.memory, or the KV memory in spec.budget.kvCacheMemoryPerRank."
+            )
+        elif device.memory_bytes is None:
+            text = f"The memory of {device.name} is not known ({device.memory_unknown}): {give}."
+        elif resolved.speculation and resolved.speculation.draft and not resolved.draft_weights:
+            reason = Reason.WEIGHTS_UNKNOWN
+            text = f"The size of the weights of the model that drafts is not known: {give}."
+        elif resolved.arguments.adapters and not has_planned_adapters(resolved.geometry):
+            reason = Reason.UNPLANNED_ARGUMENT
+            text = f"--enable-lora is planned for with dense models of text only: {give}."
+        else:
+            text = self.predicted_memory(1).reason
+        return None if text is None else Finding(Status.UNKNOWN, reason, explain.bounded(text))
 
     def predicted_memory(self, slots: int, memory_percent: int | None = None) -> MemoryPlan:
         """Return the same without regard to memory that was given."""
@@ -75,16 +101,11 @@ class Capacity:
         assert resolved.device.memory_bytes is not None
         parallel, arguments = spec.parallelism, resolved.arguments
         text_only = arguments.text_only or arguments.skips_encoder_profile
-        return rank_memory(
+        plan = rank_memory(
             Work.of(resolved.geometry, pipeline=parallel.pipeline, encoder=not text_only),
             device_bytes=resolved.device.memory_bytes,
             memory_percent=memory_percent or spec.accelerator.memory_percent,
-            weights=rank_weights(
-                resolved.geometry,
-                self._weights_bytes(resolved.weights.bytes),
-                tensor=parallel.tensor,
-                pipeline=parallel.pipeline,
-            ),
+            weights=self._rank_weights,
             version=vllm.parse_version(spec.engine.version)[:3],
             calibration=calibration(),
             max_model_tokens=spec.sequence.max_tokens,
@@ -99,12 +120,55 @@ class Capacity:
             max_batched_tokens=max_batched_tokens(spec, resolved.device.device, slots),
             vendor=resolved.device.vendor,
         )
+        return plan if self._adapters is None else with_part(plan, self._adapters)
 
-    def _weights_bytes(self, whole: Interval) -> Interval:
-        """Return the weights that stay on the devices of one engine."""
-        ranks = ranks_per_pod(self.spec) // self.spec.parallelism.data
-        elsewhere = ranks * self.resolved.arguments.offload_bytes
-        return Interval(max(0, whole.low - elsewhere), max(0, whole.high - elsewhere))
+    @cached_property
+    def _rank_weights(self) -> Interval:
+        """Weights of one rank, those of what drafts tokens among them, that stay on its device."""
+        resolved, parallel = self.resolved, self.spec.parallelism
+        assert resolved.geometry is not None and resolved.weights is not None
+        weights = rank_weights(
+            resolved.geometry,
+            resolved.weights.bytes,
+            tensor=parallel.tensor,
+            pipeline=parallel.pipeline,
+        )
+        weights += self._draft_weights(resolved.geometry, weights)
+        elsewhere = resolved.arguments.offload_bytes
+        return Interval(max(0, weights.low - elsewhere), max(0, weights.high - elsewhere))
+
+    def _draft_weights(self, geometry: ModelGeometry, weights: Interval) -> Interval:
+        """Return the weights of a rank that draft tokens.
+
+        Layers of the model itself (MTP) are about as large as its other ones, and the size of the
+        checkpoint may count them already.
+        """
+        speculation, asked = self.resolved.speculation, self.resolved.arguments.speculation
+        if speculation is None or asked is None:
+            return Interval.point(0)
+        if speculation.draft is None:
+            layers = len(geometry.draft) if speculation.method == "mtp" else 0
+            return Interval(0, ceil_div(weights.high * layers, max(1, geometry.layers)))
+        assert self.resolved.draft_weights is not None
+        tensor = asked.tensor or self.spec.parallelism.tensor
+        return rank_weights(
+            speculation.draft, self.resolved.draft_weights, tensor=tensor, pipeline=1
+        )
+
+    @cached_property
+    def _adapters(self) -> MemoryPart | None:
+        adapters, geometry = self.resolved.arguments.adapters, self.resolved.geometry
+        if adapters is None:
+            return None
+        assert geometry is not None
+        size = adapter_bytes(
+            geometry,
+            count=adapters.count,
+            rank=adapters.rank,
+            tensor=self.spec.parallelism.tensor,
+            pipeline=self.spec.parallelism.pipeline,
+        )
+        return MemoryPart("adapters", size, size.high, "--enable-lora")
 
     def blocks(self, slots: int) -> Interval | None:
         """Return the KV blocks, the null block among them; None when it cannot be said."""
@@ -177,13 +241,22 @@ def surely_starts(capacity: Capacity, slots: int) -> bool:
 
     vLLM ends at its start unless its blocks hold one sequence at the ceiling.
     """
-    blocks = capacity.blocks(slots)
-    per_sequence = capacity.layout.blocks(capacity.spec.sequence.max_tokens)
+    kv_cache = capacity.memory(slots).kv_cache_bytes
     return (
-        blocks is not None
-        and per_sequence <= usable_blocks(blocks.low)
+        kv_cache is not None
+        and _holds_one(capacity, kv_cache.low, capacity.spec.sequence.max_tokens)
         and would_not_start(capacity, slots) is None
     )
+
+
+def _holds_one(capacity: Capacity, kv_cache_bytes: int, tokens: int) -> bool:
+    """Return whether an engine starts with a ceiling, and can finish a sequence that reaches it.
+
+    Versions differ in what they check at their start, and some start where they cannot finish.
+    """
+    layout = capacity.layout
+    usable = usable_blocks(layout.blocks_in(kv_cache_bytes))
+    return layout.blocks(tokens) <= usable and layout.holds_one(kv_cache_bytes, tokens)
 
 
 def would_not_start(capacity: Capacity, slots: int) -> Finding | None:
@@ -198,12 +271,12 @@ def would_not_start(capacity: Capacity, slots: int) -> Finding | None:
     if blocks.high == 0 or (most is not None and memory.kv_cache_bytes.low > most):
         text = _no_room_text(memory, most)
         return Finding(Status.FALSE, Reason.MODEL_DOES_NOT_FIT, explain.bounded(text))
-    usable = Interval(usable_blocks(blocks.low), usable_blocks(blocks.high))
-    if usable.high < per_sequence:
+    if not _holds_one(capacity, memory.kv_cache_bytes.high, ceiling):
+        usable = Interval(usable_blocks(blocks.low), usable_blocks(blocks.high))
+        sure = memory.kv_cache_bytes.low
+        longest = largest(1, ceiling, lambda tokens: _holds_one(capacity, sure, tokens))
         lower = (
-            f"lower spec.sequence.maxTokens to at most {usable.low * layout.block_tokens}, or "
-            if usable.low
-            else ""
+            "" if longest is None else f"lower spec.sequence.maxTokens to at most {longest}, or "
         )
         return Finding(
             Status.FALSE,
@@ -233,11 +306,10 @@ def _device_room(capacity: Capacity, slots: int) -> Interval | None:
     resolved = capacity.resolved
     if capacity.given_bytes is None or resolved.device.memory_bytes is None:
         return None
-    if resolved.weights is None:
+    if capacity.unpredictable is not None:
         return resolved.device.memory_bytes
     predicted = capacity.predicted_memory(slots, LARGEST_MEMORY_PERCENT).kv_cache_bytes
-    if predicted is None:
-        return resolved.device.memory_bytes
+    assert predicted is not None
     return Interval(max(0, predicted.low), max(0, predicted.high))
 
 

@@ -239,27 +239,9 @@ def _capacity(
         return Finding(
             Status.UNKNOWN, Reason.UNPLANNED_ARGUMENT, explain.bounded(" ".join(unplanned))
         )
-    if given_bytes(spec) is None and resolved.weights is None:
-        return Finding(
-            Status.UNKNOWN,
-            Reason.WEIGHTS_UNKNOWN,
-            f"The size of the weights of {spec.model.name} is not known: give "
-            "spec.model.weights.memory, or the KV memory in spec.budget.kvCacheMemoryPerRank.",
-        )
-    device = resolved.device
-    if given_bytes(spec) is None and device.memory_bytes is None:
-        return Finding(
-            Status.UNKNOWN,
-            Reason.MEMORY_UNKNOWN,
-            explain.bounded(
-                f"The memory of {device.name} is not known ({device.memory_unknown}): give the KV "
-                "memory in spec.budget.kvCacheMemoryPerRank."
-            ),
-        )
     capacity = Capacity(spec, resolved, resolved.layout)
-    if capacity.blocks(1) is None:
-        reason = capacity.memory(1).reason or "The memory of this device is not known."
-        return Finding(Status.UNKNOWN, Reason.MEMORY_UNKNOWN, explain.bounded(reason))
+    if capacity.given_bytes is None and capacity.unpredictable is not None:
+        return capacity.unpredictable
     return capacity
 
 

@@ -16,19 +16,19 @@ from ballonet.api.v1alpha1 import (
 )
 from ballonet.catalog import Accelerator, Catalog, CatalogModel
 from ballonet.engines import vllm
-from ballonet.engines.base import PlannedArguments, SpeculationArguments
+from ballonet.engines.base import PlannedArguments
 from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry, parse_config
 from ballonet.kv.layers import Attention
 from ballonet.kv.layout import CacheLayout, cache_layout
 from ballonet.kv.settings import (
     CPU,
-    CUDA,
     ROCM,
     EngineRefuses,
     EngineSettings,
     Platform,
     Speculation,
+    cuda_platform,
 )
 from ballonet.kv.units import Interval
 from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, ranks_per_pod
@@ -67,6 +67,8 @@ class Resolved:
         layout: cache layout of one engine; None with geometry, and where ``problem`` says why.
         layout_problem: why the layout is not understood, and what the user can do.
         weights: size of the weights; None when unknown.
+        speculation: how tokens are drafted, if they are.
+        draft_weights: size of the drafting model's weights; None without one or when unknown.
         block_tokens: tokens a block as they are written; None leaves the engine its own.
         prefix_caching: as it is written; None leaves the engine its own.
         source: where the geometry comes from.
@@ -79,6 +81,8 @@ class Resolved:
     layout: CacheLayout | None
     layout_problem: str | None
     weights: Weights | None
+    speculation: Speculation | None
+    draft_weights: Interval | None
     block_tokens: int | None
     prefix_caching: bool | None
     source: str
@@ -109,11 +113,11 @@ def resolve(
     found = named_model(spec, config_text, catalog)
     geometry, problem = found.geometry, found.problem
     settings = _settings(spec, device, geometry, arguments)
-    layout = None
+    layout = speculation = None
     if geometry is not None:
         check_model_can(spec, geometry)
         try:
-            speculation = _speculation(arguments.speculation, catalog)
+            speculation = _speculation(arguments, catalog)
             layout = cache_layout(geometry, replace(settings, speculation=speculation))
         except EngineRefuses as error:
             raise Unresolved(Reason.UNSUPPORTED_BY_ENGINE, str(error)) from None
@@ -126,6 +130,8 @@ def resolve(
         layout=layout,
         layout_problem=problem,
         weights=weights_of(spec, geometry, found.entry, arguments),
+        speculation=speculation,
+        draft_weights=_draft_weights(arguments, speculation, catalog),
         block_tokens=settings.block_tokens,
         prefix_caching=settings.prefix_caching,
         source=found.source,
@@ -277,7 +283,9 @@ _PREFIX_CACHING: Final = {PrefixCaching.ENABLED: True, PrefixCaching.DISABLED: F
 def _platform(device: Accelerator) -> Platform:
     if device.device == "cpu":
         return CPU
-    return ROCM if device.vendor == "amd" else CUDA
+    if device.vendor == "amd":
+        return ROCM
+    return cuda_platform(None if device.compute is None else device.compute[0])
 
 
 def _settings(
@@ -324,24 +332,38 @@ def _settings(
     )
 
 
-def _speculation(arguments: SpeculationArguments | None, catalog: Catalog) -> Speculation | None:
+def _speculation(arguments: PlannedArguments, catalog: Catalog) -> Speculation | None:
     """Return the drafting as the layout takes it; a model that drafts is one of the catalog.
 
     Raises:
         LayoutNotUnderstood: what that model keeps is not known.
     """
-    if arguments is None:
+    asked = arguments.speculation
+    if asked is None:
         return None
-    if arguments.model is None:
-        return Speculation(arguments.method, arguments.tokens)
-    entry = catalog.model(arguments.model)
+    if asked.model is None:
+        return Speculation(asked.method, asked.tokens)
+    entry = catalog.model(asked.model)
     if entry is None:
         raise LayoutNotUnderstood(
             "--speculative-config",
-            f"the drafting model {arguments.model} is not in the catalog, so what it keeps is not "
+            f"the drafting model {asked.model} is not in the catalog, so what it keeps is not "
             "known",
         )
-    return Speculation(arguments.method, arguments.tokens, entry.geometry)
+    return Speculation(asked.method, asked.tokens, entry.geometry)
+
+
+def _draft_weights(
+    arguments: PlannedArguments, speculation: Speculation | None, catalog: Catalog
+) -> Interval | None:
+    """Return the weights of a model that drafts; layers of the model itself are no such model."""
+    asked = arguments.speculation
+    if asked is None or asked.model is None or speculation is None or speculation.draft is None:
+        return None
+    entry = catalog.model(asked.model)
+    if entry is not None and entry.weights_bytes is not None:
+        return Interval.point(entry.weights_bytes)
+    return speculation.draft.stored_weights
 
 
 def weights_of(

@@ -1,0 +1,186 @@
+"""Arguments of the user that change cache layout or memory, seen in the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ballonet.api.conditions import Reason
+from ballonet.api.status import Source
+from ballonet.kv.units import GIB
+from ballonet.planning.plan import Plan, plan_pool
+from tests.pools import DEMO, H100, spec
+
+
+def planned(name: str, /, *args: str, **changes: Any) -> Plan:
+    changes = {"engine": {"args": list(args)}, "model": {"name": name}, **changes}
+    return plan_pool("p", spec(H100, **changes), with_remedies=False)
+
+
+def block_bytes(plan: Plan) -> int:
+    assert plan.layout is not None
+    return plan.layout.bytes_per_block
+
+
+def kv_low_bytes(plan: Plan) -> int:
+    assert plan.predicted is not None, plan.budget_computed
+    return plan.predicted.kv_cache_low_bytes
+
+
+DENSE, WINDOWED, DRAFTING = "Qwen/Qwen3-32B", "google/gemma-3-27b-it", "Qwen/Qwen3.5-27B"
+
+
+def test_a_cache_type_beyond_the_enum_decides_the_bytes_of_a_block() -> None:
+    plain = block_bytes(planned(DENSE))
+    assert block_bytes(planned(DENSE, "--kv-cache-dtype", "fp8_e5m2")) * 2 == plain
+    # 4 bits for key and value, and a scale of 32 bits for each.
+    int4 = block_bytes(planned(DENSE, "--kv-cache-dtype=int4_per_token_head"))
+    assert int4 * 512 == plain * (64 + 64 + 8)
+
+
+def test_a_cache_type_that_is_written_twice_is_refused_by_both_names() -> None:
+    plan = planned(DENSE, "--kv-cache-dtype", "fp8_e5m2", sequence={"kvCacheType": "FP8"})
+    (sentence,) = plan.refused_arguments
+    assert "--kv-cache-dtype fp8_e5m2" in sentence and "spec.sequence.kvCacheType" in sentence
+
+
+def test_without_the_hybrid_manager_windows_are_kept_as_full_attention() -> None:
+    whole = planned(WINDOWED, "--disable-hybrid-kv-cache-manager")
+    windows = planned(WINDOWED)
+    assert whole.layout is not None and windows.layout is not None
+    assert len(whole.layout.groups) == 1 < len(windows.layout.groups)
+    held = [
+        plan.layout.blocks(32_768) * plan.layout.bytes_per_block
+        for plan in (whole, windows)
+        if plan.layout is not None
+    ]
+    assert held[0] > held[1]
+
+
+def test_weights_kept_in_host_memory_leave_that_much_more_for_the_cache() -> None:
+    more = kv_low_bytes(planned(DENSE, "--cpu-offload-gb", "4")) - kv_low_bytes(planned(DENSE))
+    assert more == 4 * GIB
+
+
+def test_eager_mode_takes_no_graphs() -> None:
+    parts = [part.name for part in planned(DENSE, "--enforce-eager").memory.parts]  # type: ignore[union-attr]
+    assert "CUDA graphs" not in parts
+
+
+def test_room_for_adapters_is_taken_off_the_cache() -> None:
+    plan = planned(DENSE, "--enable-lora", "--max-loras", "4", "--max-lora-rank", "64")
+    assert plan.memory is not None
+    part = next(part for part in plan.memory.parts if part.name == "adapters")
+    # Of one adapter of rank 64 at 16 bits on one of two ranks: 64 layers of query, key, value,
+    # output, gate, up and down.
+    inputs = 3 * 5120 + 8192 // 2 + 2 * 5120 + 25_600 // 2
+    outputs = (8192 + 2 * 1024) // 2 + 5120 + 2 * 25_600 // 2 + 5120
+    assert part.bytes.low == 4 * 64 * 2 * 64 * (inputs + outputs)
+    assert kv_low_bytes(planned(DENSE)) - kv_low_bytes(plan) == part.bytes.high
+
+
+def test_adapters_of_experts_are_unknown_unless_the_memory_is_given() -> None:
+    mixture = {"parallelism": {"tensor": 8}}
+    plan = planned("Qwen/Qwen3-30B-A3B", "--enable-lora", **mixture)
+    assert plan.budget_computed.reason is Reason.UNPLANNED_ARGUMENT
+    assert "--enable-lora" in plan.budget_computed.message
+    given = planned(
+        "Qwen/Qwen3-30B-A3B", "--enable-lora", **mixture, budget={"kvCacheMemoryPerRank": "20Gi"}
+    )
+    assert given.budget_computed.reason is Reason.GIVEN
+
+
+def test_blocks_that_are_given_are_the_blocks() -> None:
+    plan = planned(DENSE, "--num-gpu-blocks-override", "5000")
+    assert plan.source is Source.GIVEN
+    assert plan.blocks is not None and (plan.blocks.low, plan.blocks.high) == (5000, 5000)
+    fights = planned(
+        DENSE, "--num-gpu-blocks-override", "5000", budget={"kvCacheMemoryPerRank": "20Gi"}
+    )
+    assert "spec.budget.kvCacheMemoryPerRank" in fights.refused_arguments[0]
+    plan = planned(DENSE, "--num-gpu-blocks-override", "500000")
+    assert plan.budget_computed.reason is Reason.MODEL_DOES_NOT_FIT
+
+
+def test_quantizing_at_loading_needs_the_size_of_the_weights() -> None:
+    plan = planned(DENSE, "--quantization", "fp8")
+    assert plan.budget_computed.reason is Reason.WEIGHTS_UNKNOWN
+    known = planned(
+        DENSE, "--quantization", "fp8", model={"name": DENSE, "weights": {"memory": "33Gi"}}
+    )
+    assert known.budget_computed.reason is Reason.PREDICTED
+
+
+def test_drafted_tokens_take_room_of_each_sequence() -> None:
+    plain, ngram = planned(DENSE), planned(DENSE, "--spec-method=ngram", "--spec-tokens=5")
+    assert block_bytes(ngram) == block_bytes(plain)
+    drafting = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}')
+    own, without = planned(DRAFTING, *drafting), planned(DRAFTING)
+    assert own.layout is not None and without.layout is not None
+    layers = [
+        sum(len(group.layers) for group in p.layout.groups) for p in (own, without) if p.layout
+    ]
+    assert layers[0] == layers[1] + 1
+    assert own.memory is not None
+    assert "drafting" in [part.name for part in own.memory.parts]
+
+
+def test_a_model_without_layers_that_draft_is_refused() -> None:
+    plan = planned(DENSE, "-sc", '{"method": "mtp", "num_speculative_tokens": 1}')
+    assert plan.spec_resolved.reason is Reason.UNSUPPORTED_BY_ENGINE
+    assert "spec.engine.args" in plan.spec_resolved.message
+
+
+def test_a_drafting_model_comes_from_the_catalog_or_is_unknown_by_name() -> None:
+    draft = ("--spec-method=draft_model", "--spec-tokens=3", "--spec-model")
+    plan, plain = planned(DENSE, *draft, "Qwen/Qwen3-0.6B"), planned(DENSE)
+    assert block_bytes(plan) > block_bytes(plain)
+    assert kv_low_bytes(plan) < kv_low_bytes(plain)
+    unknown = planned(DENSE, *draft, "nobody/knows-it")
+    assert unknown.budget_computed.reason is Reason.LAYOUT_NOT_UNDERSTOOD
+    assert "nobody/knows-it is not in the catalog" in unknown.budget_computed.message
+
+
+def test_engines_of_one_pod_have_blocks_and_slots_of_their_own() -> None:
+    alone, four = planned(DENSE), planned(DENSE, parallelism={"data": 4})
+    assert four.blocks == alone.blocks
+    assert four.pod is not None and four.pod.gpus_per_pod == 8
+    assert "--data-parallel-size 4" in " ".join(four.engine_args)
+
+
+def test_more_devices_than_a_node_has_are_refused_with_all_their_factors() -> None:
+    plan = planned(DENSE, parallelism={"data": 8})
+    assert plan.spec_resolved.reason is Reason.UNSUPPORTED_BY_ENGINE
+    assert "tensor 2 x pipeline 1 x data 8 = 16 devices a pod" in plan.spec_resolved.message
+
+
+def test_decode_context_ranks_share_the_cache_of_a_sequence() -> None:
+    model, eight = "deepseek-ai/DeepSeek-V3", {"tensor": 8, "decodeContext": 8}
+    memory = {"budget": {"kvCacheMemoryPerRank": "10Gi"}}
+    alone = planned(model, parallelism={"tensor": 8}, **memory)
+    shared = planned(model, parallelism=eight, **memory)
+    assert alone.layout is not None and shared.layout is not None
+    assert alone.layout.blocks(32_768) == 8 * shared.layout.blocks(32_768)
+    assert shared.pod is not None and shared.pod.gpus_per_pod == 8
+
+
+@pytest.mark.parametrize("model", [WINDOWED, DRAFTING, "deepseek-ai/DeepSeek-V3"])
+def test_block_and_prefix_caching_are_left_to_the_engine_where_kernels_decide(model: str) -> None:
+    plan = planned(model, parallelism={"tensor": 8})
+    plain = model == WINDOWED
+    assert ("--block-size" in plan.engine_args) is plain
+    assert ("--enable-prefix-caching" in plan.engine_args) is plain
+
+
+def test_what_the_user_says_of_block_and_prefix_caching_is_written() -> None:
+    plan = planned(DRAFTING, sequence={"blockTokens": 32, "prefixCaching": "Disabled"})
+    assert "--block-size 32" in " ".join(plan.engine_args)
+    assert "--no-enable-prefix-caching" in plan.engine_args
+
+
+def test_an_older_version_may_start_where_no_sequence_can_be_finished() -> None:
+    # 32 blocks: the null block is among them, and up to 0.28 the check at start counts it.
+    for version in ("0.28.0", "0.32.0"):
+        pool = spec(DEMO, engine={"version": version}, budget={"kvCacheMemoryPerRank": 32 * 65_536})
+        assert plan_pool("p", pool).budget_computed.reason is Reason.CEILING_DOES_NOT_FIT
