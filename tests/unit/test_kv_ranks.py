@@ -114,13 +114,13 @@ def test_a_token_takes_what_its_format_needs_in_each_head(kind: str, cell: int) 
     assert stage[4].with_block(64).content_bytes == 64 * cell
 
 
-def test_blocks_of_sparse_latents_start_at_whole_rows_unless_they_are_quantised() -> None:
-    strides = {
-        kind: specs(model(**SPARSE), kv_cache_type=kind, block_tokens=48)[1].stride_bytes
+def test_blocks_of_sparse_latents_start_at_rows_or_at_blocks_of_the_kernel() -> None:
+    alignment = {
+        kind: specs(model(**SPARSE), kv_cache_type=kind, block_tokens=48)[1].block_alignment_bytes
         for kind in ("auto", "bfloat16", "fp8")
     }
-    # 48 rows of 1,152 bytes as they are; kernels of 8 bits read blocks of 16 tokens.
-    assert strides == {"auto": 48 * 1152, "bfloat16": 48 * 1152, "fp8": 48 * 656}
+    # The kernel of 8 bits reads 64 tokens at once, and 16 divide both.
+    assert alignment == {"auto": 1152, "bfloat16": 1152, "fp8": 16 * 656}
 
 
 def test_packed_formats_leave_the_ends_of_the_model_as_they_are() -> None:
