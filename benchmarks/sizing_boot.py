@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ballonet.catalog import Catalog
 from ballonet.engines.vllm_defaults import batch_defaults
-from ballonet.kv.config import LayoutNotUnderstood
+from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry, parse_config
 from ballonet.kv.layers import Attention, KeyIndex, State
 from ballonet.kv.layout import CacheLayout, cache_layout
@@ -114,34 +114,41 @@ def _drafts(question: Question) -> Speculation | None:
 
 
 def boot_geometry(question: Question) -> ModelGeometry:
-    """Return the geometry of a boot's model, its layers in any order that has as many of each."""
-    row = {key: value for key, value in question["geometry"].items() if value is not None}
-    counts = row.pop("layer_type_counts", {})
-    row["model_type"] = row.get("model_type") or _family(row)
-    if row["model_type"] == "glm_moe_dsa" and counts and "indexer_types" not in row:
-        # Files that list the kinds of layers list those with an index too; the row has neither.
-        return _by_name(question)
-    if (
-        counts
-        and "deepseek_sparse_attention" not in counts
-        and "full_attention_interval" not in row
-    ):
-        row["layer_types"] = [kind for kind, count in counts.items() for _ in range(count)]
-    heads = row.setdefault("num_attention_heads", row.get("num_key_value_heads", 1))
-    row.setdefault("hidden_size", heads * row.get("head_dim", 1))
-    geometry = parse_config(json.dumps({**_FILLERS, **row}))
+    """Return the geometry of a boot's model: by its row, else by the name that the catalog knows.
+
+    Raises:
+        InvalidModelConfig, LayoutNotUnderstood: the row lacks what decides, and nobody knows it.
+    """
+    try:
+        geometry = _by_row(question)
+    except (InvalidModelConfig, LayoutNotUnderstood):
+        named = (
+            Catalog.builtin().model(question.get(key) or "") for key in ("base_model", "model")
+        )
+        known = next((entry for entry in named if entry is not None), None)
+        if known is None:
+            raise
+        geometry = known.geometry
     if question["engine"] == "sglang" and "Ascend" in (question.get("gpu") or ""):
         return replace(geometry, caches=tuple(map(_plain_index, geometry.caches)))
     return geometry
 
 
-def _by_name(question: Question) -> ModelGeometry:
-    """Return the geometry of a model that the catalog knows."""
-    for name in (question.get("base_model"), question.get("model")):
-        known = Catalog.builtin().model(name) if name else None
-        if known is not None:
-            return known.geometry
-    raise LayoutNotUnderstood("indexer_types", "which layers have a key index is not in the row")
+def _by_row(question: Question) -> ModelGeometry:
+    """Return the geometry of a row, its layers in any order that has as many of each kind."""
+    row = {key: value for key, value in question["geometry"].items() if value is not None}
+    counts = row.pop("layer_type_counts", {})
+    row["model_type"] = row.get("model_type") or _family(row)
+    if "deepseek_sparse_attention" in counts and "indexer_types" not in row:
+        # Files that list the kinds of layers list those with an index too; the row has neither.
+        raise LayoutNotUnderstood(
+            "indexer_types", "which layers have a key index is not in the row"
+        )
+    if counts and "full_attention_interval" not in row:
+        row["layer_types"] = [kind for kind, count in counts.items() for _ in range(count)]
+    heads = row.setdefault("num_attention_heads", row.get("num_key_value_heads", 1))
+    row.setdefault("hidden_size", heads * row.get("head_dim", 1))
+    return parse_config(json.dumps({**_FILLERS, **row}))
 
 
 def _family(row: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from ballonet.kv.config import (
     text_part,
 )
 from ballonet.kv.families import draft_layers_of, layers_of
-from ballonet.kv.families.attention import head_size, query_heads
+from ballonet.kv.families.attention import query_heads
 from ballonet.kv.families.defaults import nested_defaults, text_model_type
 from ballonet.kv.layers import Attention, Layer, State
 from ballonet.kv.parameters import Parameters, count_parameters, scheme_of, stored_bytes
@@ -183,12 +183,12 @@ def _only_states(caches: tuple[Layer, ...]) -> bool:
 
 
 def _latent_key(config: Config, heads: int) -> int:
-    """Return the elements of a key as it is computed from a latent."""
-    nope = config.optional("qk_nope_head_dim", least=0)
+    """Return the elements of a key as it is computed from a latent; for working memory only."""
     if heads == 0:
         return 0
+    nope = config.optional("qk_nope_head_dim", least=0)
     if nope is None:
-        return head_size(config)
+        return config.optional("head_dim", least=0) or config.number(*_HIDDEN) // heads
     return nope + (config.optional("qk_rope_head_dim", least=0) or 0)
 
 

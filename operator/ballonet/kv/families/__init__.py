@@ -60,6 +60,7 @@ _MARKERS: Final = (
     ),
     (re.compile(r"(attention_chunk_size|no_rope_layers_chunk.*)"), "chunked attention"),
     (re.compile(r"(block_configs|attn_config)"), "layers that differ from each other"),
+    (re.compile(r"v_head_dim"), "values of another size than keys"),
     (
         re.compile(
             r"(is_encoder_decoder|encoder_layers|cross_attention_layers|add_cross_attention)"

@@ -77,13 +77,13 @@ def head_size(config: Config) -> int:
     return hidden // heads
 
 
-def grouped(*keys: str, value: str = "v_head_dim") -> Heads:
+def grouped(*keys: str, value: str | None = None) -> Heads:
     """Return a reading of grouped-query attention.
 
     Args:
         keys: names of the number of key/value heads; the first that is present counts, and
             without any every query head has its own.
-        value: name of the elements of a value where they differ from those of a key.
+        value: name of the elements of a value, in families where they may differ from a key's.
     """
 
     def read(config: Config) -> Attention:
@@ -91,24 +91,9 @@ def grouped(*keys: str, value: str = "v_head_dim") -> Heads:
         kv_heads = config.optional(*keys) or heads
         dim = head_size(config)
         _check_heads(config, keys[0], heads, kv_heads)
-        return Attention(kv_heads, dim, config.optional(value) or dim)
+        return Attention(kv_heads, dim, (value and config.optional(value)) or dim)
 
     return read
-
-
-def full_attention(
-    config: Config, *, kv_heads: int | None = None, head_dim: int | None = None
-) -> Attention:
-    """Return the plain attention of one layer.
-
-    Args:
-        kv_heads, head_dim: what the family means where the config does not say.
-    """
-    heads = query_heads(config)
-    kv_heads = config.number(*_KV_HEADS, default=kv_heads or heads)
-    dim = config.number("head_dim", default=head_dim) if head_dim else head_size(config)
-    _check_heads(config, _KV_HEADS[0], heads, kv_heads)
-    return Attention(kv_heads, dim, dim)
 
 
 def _check_heads(config: Config, key: str, heads: int, kv_heads: int) -> None:
@@ -357,12 +342,12 @@ def _step3p5_sliding_heads(config: Config) -> Attention:
     return plain(config if other is None else config.with_fields(other.fields))
 
 
-def _prefixed(prefix: str, names: tuple[str, ...]) -> Heads:
+def _prefixed(prefix: str, names: tuple[str, ...], heads: Heads) -> Heads:
     """The heads of some layers stand under names with a prefix."""
 
     def read(config: Config) -> Attention:
         own = {name: config.fields.get(f"{prefix}{name}") for name in names}
-        return plain(config.with_fields({k: v for k, v in own.items() if v is not None}))
+        return heads(config.with_fields({k: v for k, v in own.items() if v is not None}))
 
     return read
 
@@ -373,7 +358,9 @@ def _nemotron_nas(config: Config) -> tuple[Layer, ...]:
     heads, dim = query_heads(config), head_size(config)
     blocks = config.parts("block_configs", count=count)
     if blocks is None:
-        return attention()(config)
+        raise InvalidModelConfig(
+            config.name("block_configs"), None, "is missing; it gives the heads of each layer"
+        )
     layers: list[Layer] = []
     for block in blocks:
         part = block.part("attention")
@@ -414,8 +401,6 @@ def _indexed(config: Config, shape: Attention) -> Layer:
     return (KeyIndex(dim, quantized=False), replace(shape, indexed=True))
 
 
-# Keys that mean another kind of cache whenever they hold anything but null, false, 0 or empty; a
-# family that is not built for it is then not what it seems.
 _SWA_HEADS: Final = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
 
 # Families in which all layers keep all tokens, or all a window where the config has one.
@@ -445,9 +430,11 @@ _WINDOW_PATTERN: Final = ("sliding_window_pattern", "_sliding_window_pattern")
 _COHERE2: Final = attention(kinds=every(4, *_WINDOW_PATTERN), window_excludes_self=True)
 _EXAONE: Final = attention(kinds=every(4, *_WINDOW_PATTERN))
 _STEP3P5: Final = attention(kinds=every(2, offset=0), sliding_heads=_step3p5_sliding_heads)
+_MIMO_HEADS: Final = grouped("num_key_value_heads", value="v_head_dim")
 _MIMO_V2: Final = attention(
+    _MIMO_HEADS,
     kinds=_by_switches("hybrid_layer_pattern", on=SLIDING, off=FULL),
-    sliding_heads=_prefixed("swa_", _SWA_HEADS),
+    sliding_heads=_prefixed("swa_", _SWA_HEADS, _MIMO_HEADS),
 )
 
 ATTENTION_FAMILIES: Final[Mapping[str, Family]] = {
