@@ -6,6 +6,7 @@ question.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -55,11 +56,10 @@ def _plan(layout: CacheLayout, settings: dict[str, Any]) -> dict[str, Any]:
     if tokens is None or not _holds_one(layout, ranks, tokens):
         return {"refused": True}
     blocks = min(kv_bytes // rank.bytes_per_block for rank, kv_bytes in ranks)
-    per_request = layout.blocks(tokens)
     return {
         "num_blocks": blocks,
-        "blocks_per_request": per_request,
-        "max_concurrency": float(Fraction(blocks, per_request)),
+        "blocks_per_request": layout.blocks(tokens),
+        "max_concurrency": blocks / layout.printed_blocks(tokens),
     }
 
 
@@ -75,7 +75,8 @@ def layer_specs(layers: dict[str, Any]) -> list[CacheSpec]:
 
 def _spec(fields: dict[str, Any]) -> CacheSpec:
     kind = CacheKind(fields["kind"])
-    alignment = fields.get("block_stride_alignment")
+    alignment = str(fields.get("block_stride_alignment", 1))
+    multiple = re.fullmatch(r"MultipleOf\((\d+)\)", alignment)
     names = ("kv_quant_mode", "cache_dtype_str", "cache_role", "max_tp_shards", "mamba_type")
     return CacheSpec(
         kind=kind,
@@ -90,7 +91,8 @@ def _spec(fields: dict[str, Any]) -> CacheSpec:
         chunk_tokens=fields.get("attention_chunk_size"),
         padded_page_bytes=None if fields.get("alignment") else fields.get("page_size_padded"),
         page_alignment_bytes=fields.get("alignment", 1),
-        kernel_block_tokens=int(alignment[len("MultipleOf(") : -1]) if alignment else None,
+        stride_alignment_bytes=1 if multiple else int(alignment),
+        kernel_block_tokens=int(multiple[1]) if multiple else None,
         dcp_sharded=fields.get("dcp_sharded", True),
         variant=" ".join(str(fields.get(name)) for name in names),
         state_shapes=tuple(map(tuple, fields.get("state_shapes", ()))),

@@ -266,7 +266,7 @@ def _promote(spec: CacheSpec, block_tokens: int | None) -> CacheSpec:
 
 def _not_promoted(what: str) -> EngineRefuses:
     return EngineRefuses(
-        "engine.args",
+        "spec.engine.args",
         "--disable-hybrid-kv-cache-manager",
         f"the layers cannot be managed as full attention, because they are not of {what}; "
         "leave the hybrid manager on",
@@ -320,7 +320,7 @@ def _with_page(
     elif _may_be_padded(spec, rules, strided_pages):
         return replace(spec, padded_page_bytes=page_bytes)
     raise EngineRefuses(
-        "engine.version",
+        "spec.engine.version",
         "this version",
         f"cannot keep {_words(spec)} with pages of {page:,} bytes beside pages of "
         f"{page_bytes:,} bytes; take a newer version or another KV cache type",
@@ -434,7 +434,7 @@ def _padded_to(sizes: Sequence[int], table: Layers) -> dict[int, CacheSpec]:
 
 def _no_latent_tables() -> EngineRefuses:
     return EngineRefuses(
-        "engine.version",
+        "spec.engine.version",
         "this version",
         "cannot lay out windowed latents beside these other layers; take 0.29 or newer",
     )
@@ -481,7 +481,7 @@ def _packed_groups(layers: Layers, rules: LayoutRules) -> tuple[CacheGroup, ...]
         groups += bucket.dealt(count)
     if sum(len(group.layers) for group in groups) < len(layers):
         raise EngineRefuses(
-            "engine.version",
+            "spec.engine.version",
             "this version",
             "cannot spread layers of unequal pages over several groups",
         )
@@ -550,9 +550,9 @@ def block_bytes(groups: Sequence[CacheGroup], rules: LayoutRules, *, packs_block
     A block is as wide as the widest group, whose pages lie together, whether block by block or
     layer by layer (``_get_kv_cache_bytes_per_block``).
     """
-    if _are_latent_tables(groups, rules) and rules.latent_tables is LatentTables.TUPLES:
+    if are_latent_tables(groups, rules) and rules.latent_tables is LatentTables.TUPLES:
         return _tuple_bytes(groups)
-    if _are_latent_tables(groups, rules) and rules.latent_tables is LatentTables.SLOTS:
+    if are_latent_tables(groups, rules) and rules.latent_tables is LatentTables.SLOTS:
         most: dict[int, int] = defaultdict(int)
         for group in filter(lambda group: group.layers, groups):
             for page, indices in _Bucket(group.layers).by_page.items():
@@ -575,10 +575,11 @@ def checked_block_bytes(groups: Sequence[CacheGroup], rules: LayoutRules) -> int
 
     For tables of latents it goes on counting tuples, up to 0.28.
     """
-    return _tuple_bytes(groups) if _are_latent_tables(groups, rules) else None
+    return _tuple_bytes(groups) if are_latent_tables(groups, rules) else None
 
 
-def _are_latent_tables(groups: Sequence[CacheGroup], rules: LayoutRules) -> bool:
+def are_latent_tables(groups: Sequence[CacheGroup], rules: LayoutRules) -> bool:
+    """Return whether these groups are the tables of latents that 0.20 to 0.28 make."""
     return (
         rules.latent_tables is not LatentTables.NONE
         and len(groups) > 1

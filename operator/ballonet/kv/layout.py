@@ -6,17 +6,21 @@ takes. Every pipeline rank has the same number of blocks, of its own size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 from math import lcm
+from operator import mul
 from typing import Final, NamedTuple
 
+from ballonet.kv.drafts import lookahead_tokens
 from ballonet.kv.geometry import ModelGeometry
 from ballonet.kv.grouping import (
     CacheGroup,
     Layers,
+    are_latent_tables,
     block_bytes,
     checked_block_bytes,
     group_layers,
@@ -31,13 +35,10 @@ from ballonet.kv.rules import (
 )
 from ballonet.kv.settings import Device, EngineRefuses, EngineSettings
 from ballonet.kv.specs import CacheKind, CacheSpec
-from ballonet.kv.units import largest
+from ballonet.kv.units import ceil_div, largest
 
-# Layers whose blocks count the tokens of a sequence: those that keep all, then those with a window.
-_COUNTS_TOKENS: Final = (
-    {CacheKind.FULL, CacheKind.MLA},
-    {CacheKind.SLIDING, CacheKind.SLIDING_MLA, CacheKind.CHUNKED},
-)
+_KEEPS_ALL: Final = {CacheKind.FULL, CacheKind.MLA}
+_WINDOWED: Final = {CacheKind.SLIDING, CacheKind.SLIDING_MLA}
 # A state is kept where a step of the engine happened to end, encoder output is never shared.
 _NEVER_SHARED: Final = {CacheKind.STATE, CacheKind.CROSS}
 
@@ -55,10 +56,12 @@ class RankCache:
 
     Attributes:
         bytes_per_block: bytes of one block over all layers of the rank.
+        group_bytes: bytes of one block in each group.
         demands: what the engine's start check counts on this rank.
     """
 
     bytes_per_block: int
+    group_bytes: tuple[int, ...]
     demands: tuple[Demand, ...]
 
 
@@ -90,7 +93,7 @@ class CacheLayout:
     @property
     def block_tokens(self) -> int:
         """Tokens of a block for people: the least among layers that keep all tokens, if any do."""
-        for kinds in _COUNTS_TOKENS:
+        for kinds in (_KEEPS_ALL, _WINDOWED | {CacheKind.CHUNKED}):
             spans = [self._span(group) for group in self.groups if group.spec.kind in kinds]
             if spans:
                 return min(spans)
@@ -102,7 +105,12 @@ class CacheLayout:
         return self.limits.in_flight_tokens
 
     def group_blocks(self, group: CacheGroup, tokens: int) -> int:
-        """Return the blocks that a sequence of this many tokens holds in one group."""
+        """Return the blocks that a sequence of this many tokens holds in one group.
+
+        Drafted tokens need room as well, up to the longest sequence that the engine takes.
+        """
+        longest = max(tokens, self.max_model_tokens)
+        tokens = min(tokens + self.limits.lookahead_tokens, longest)
         return sequence_blocks(group.spec, tokens, self.limits, self.rules)
 
     def blocks(self, tokens: int) -> int:
@@ -115,7 +123,19 @@ class CacheLayout:
 
     def concurrency(self, kv_cache_bytes: int) -> Fraction:
         """Return the sequences of greatest length that the engine says it holds at once."""
-        return Fraction(self.blocks_in(kv_cache_bytes), self.blocks(self.max_model_tokens))
+        return Fraction(self.blocks_in(kv_cache_bytes), self.printed_blocks(self.max_model_tokens))
+
+    def printed_blocks(self, tokens: int) -> int:
+        """Return the blocks of a sequence by which the engine divides for its concurrency.
+
+        Those it takes; but up to 0.26 the engine divides its bytes by those of the first group,
+        which is something else where groups of latents differ in size.
+        """
+        taken = [self.group_blocks(group, tokens) for group in self.groups]
+        if not (self.rules.concurrency_by_bytes and are_latent_tables(self.groups, self.rules)):
+            return sum(taken)
+        sizes = self.ranks[0].group_bytes
+        return ceil_div(sum(map(mul, taken, sizes)), sizes[0])
 
     def holds_one(self, kv_cache_bytes: int, tokens: int) -> bool:
         """Return whether the engine starts: whether it finds room for a sequence this long.
@@ -162,9 +182,7 @@ class CacheLayout:
             return 0
         found = prefix_tokens // self.prefix_granularity_tokens * self.prefix_granularity_tokens
         return sum(
-            found // self._span(group)
-            for group in self.groups
-            if group.spec.kind in _COUNTS_TOKENS[0]
+            found // self._span(group) for group in self.groups if group.spec.kind in _KEEPS_ALL
         )
 
     def with_block_tokens(self, tokens: int) -> CacheLayout:
@@ -224,6 +242,8 @@ def cache_layout(geometry: ModelGeometry, settings: EngineSettings) -> CacheLayo
         )
         for rules in layout_rules(settings.version)
     ]
+    for layout in layouts:
+        _check_mix(layout)
     return max(
         layouts,
         key=lambda layout: layout.bytes_per_block * layout.blocks(layout.max_model_tokens),
@@ -241,6 +261,7 @@ def _limits(
     return SequenceLimits(
         in_flight_tokens=batches * step,
         decode_context=settings.decode_context,
+        lookahead_tokens=lookahead_tokens(settings.speculation),
         encoder_tokens=step if rules.encoder_by_step else geometry.encoder_tokens or step,
     )
 
@@ -294,18 +315,19 @@ def specs_layout(
             _check_same_groups(groups, parts, len(ranks))
         else:
             parts = tuple(group.on(layers) for group in groups)
-        divided = rules.divides_mixed_groups or len(groups) > 1
+        divided = rules.divides_mixed_groups or len(groups) > 1 or not groups[0].mixed
         size = block_bytes(parts if divided else groups, rules, packs_blocks=packs_blocks)
         if not size:
             raise _empty_rank(len(ranks))
-        caches.append(RankCache(size, _demands(layers, groups, parts, size, rules)))
+        pages = tuple(part.page_bytes for part in parts)
+        caches.append(RankCache(size, pages, _demands(layers, groups, parts, size, rules)))
     prefix_caching = prefix_caching and all(
         spec.kind is not CacheKind.STATE or spec.state_mode != "none" for spec in model.values()
     )
     layout = CacheLayout(
         groups, tuple(caches), rules, limits, max_model_tokens, prefix_caching=prefix_caching
     )
-    _check_mix(layout)
+    _check_windows(layout)
     return layout
 
 
@@ -354,7 +376,7 @@ def _check_same_groups(
     groups: Sequence[CacheGroup], parts: Sequence[CacheGroup], ranks: int
 ) -> None:
     """Refuse pipeline ranks that group their own layers differently (0.10)."""
-    if [group.spec for group in groups] != [part.spec for part in parts]:
+    if Counter(group.spec for group in groups) != Counter(part.spec for part in parts):
         raise EngineRefuses(
             "spec.parallelism.pipeline",
             ranks,
@@ -362,34 +384,41 @@ def _check_same_groups(
         )
 
 
+def _check_windows(layout: CacheLayout) -> None:
+    """Refuse windows whose tokens would be dealt to ranks ("DCP not support sliding window")."""
+    ranks = layout.limits.decode_context
+    planned = {group.spec for group in layout.groups}
+    counted = {demand.spec for rank in layout.ranks for demand in rank.demands}
+    if ranks > 1 and any(spec.kind in _WINDOWED and spec.dcp_sharded for spec in planned | counted):
+        raise _no_decode_context(ranks)
+
+
 def _check_mix(layout: CacheLayout) -> None:
     """Refuse what the caches of several groups cannot do (``v1/core/kv_cache_coordinator.py``)."""
-    groups, rules = layout.groups, layout.rules
+    if len(layout.groups) == 1:
+        return
+    kinds = {group.spec for group in layout.groups}
+    chunked = any(spec.kind is CacheKind.CHUNKED and spec.dcp_sharded for spec in kinds)
     ranks = layout.limits.decode_context
-    if ranks > 1:
-        windowed = any(
-            spec.kind in _COUNTS_TOKENS[1] and spec.dcp_sharded for spec in _specs(groups)
+    if ranks > 1 and (chunked or not layout.rules.shards_mixed_groups):
+        raise _no_decode_context(ranks)
+    full = sum(spec.kind in _KEEPS_ALL for spec in kinds)
+    if layout.prefix_caching and not layout.rules.caches_any_mix and (full, len(kinds)) != (1, 2):
+        raise EngineRefuses(
+            "spec.sequence.prefixCaching",
+            "Enabled",
+            "works in this version for full attention and one other kind of layers only; set it "
+            "to Disabled",
         )
-        if windowed or (len(groups) > 1 and not rules.shards_mixed_groups):
-            raise EngineRefuses(
-                "spec.parallelism.decodeContext",
-                ranks,
-                "cannot deal the tokens of this model to ranks, because not all of its layers "
-                "keep all tokens; set it to 1",
-            )
-    if layout.prefix_caching and len(groups) > 1 and not rules.caches_any_mix:
-        kinds = {group.spec for group in groups}
-        if sum(spec.kind in _COUNTS_TOKENS[0] for spec in kinds) != 1 or len(kinds) != 2:
-            raise EngineRefuses(
-                "spec.sequence.prefixCaching",
-                "Enabled",
-                "works in this version for full attention and one other kind of layers only; "
-                "set it to Disabled",
-            )
 
 
-def _specs(groups: Sequence[CacheGroup]) -> Iterator[CacheSpec]:
-    return (spec for group in groups for spec in group.layers.values())
+def _no_decode_context(ranks: int) -> EngineRefuses:
+    return EngineRefuses(
+        "spec.parallelism.decodeContext",
+        ranks,
+        "cannot deal the tokens of this model to ranks, because not all of its layers keep all "
+        "tokens; set it to 1",
+    )
 
 
 def _is_sharded(spec: CacheSpec) -> bool:

@@ -107,6 +107,8 @@ class LayoutRules:
     caches_any_mix: bool = False
     """Prefix caching works with more than full attention and one other kind."""
     start_check: StartCheck = StartCheck.LAYERS
+    concurrency_by_bytes: bool = True
+    """The printed concurrency divides bytes of a sequence by those of a block of one group."""
     null_block_at_start: bool = False
     """The start check leaves out the null block, which no sequence can use."""
     state_count: StateCount = StateCount.ONE
@@ -163,6 +165,7 @@ _CHANGES: Final = (
         (0, 27, 1),
         {
             "merges_buckets": True,
+            "concurrency_by_bytes": False,
             "falls_back_to_full": True,
             "promotes_to_full_block": True,
             "latent_tables": LatentTables.WIDEST,
@@ -209,11 +212,13 @@ class SequenceLimits:
         in_flight_tokens: tokens scheduled and not yet settled; windows keep them alive.
         decode_context: ranks that the tokens of a sequence are dealt to.
         encoder_tokens: tokens of encoder output that a sequence may hold.
+        lookahead_tokens: tokens that a draft may be ahead of the sequence.
     """
 
     in_flight_tokens: int
     decode_context: int = 1
     encoder_tokens: int = 0
+    lookahead_tokens: int = 0
 
 
 def sequence_blocks(
