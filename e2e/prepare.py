@@ -1,7 +1,7 @@
 """`python -m e2e.prepare`: everything the end-to-end scenarios need, made once a machine.
 
-Debian packages first (as root), then at the same time the Kubernetes binary, which needs the
-processors, and the vLLM environment and the images, which mostly wait for downloads.
+Debian packages first (as root), then at the same time the Kubernetes binary and Prometheus, which
+need the processors, and the vLLM environment and the images, which mostly wait for downloads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from e2e import images, vllm
+from e2e import images, prometheus, vllm
 from e2e.cache import cache_root, locked
 from e2e.cluster import ClusterError, machine
 from e2e.cluster import build as kubernetes
@@ -45,6 +45,7 @@ def prepare() -> None:
     parts: dict[str, Callable[[], Any]] = {
         "Kubernetes binary": partial(kubernetes.build, cache_root(), _say),
         "vLLM environments": lambda: [vllm.build(), *map(vllm.build_overlay, vllm.overlays())],
+        "Prometheus": prometheus.build,
         "images": lambda: [images.build(name) for name in images.IMAGES],
     }
     with ThreadPoolExecutor(len(parts)) as pool:
