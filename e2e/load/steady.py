@@ -1,4 +1,4 @@
-"""A light steady load through a Service, for roll-outs: every failed or cut request is reported."""
+"""A steady load of equal requests: every one that fails or is cut is reported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from e2e.load.client import RequestFailedError, complete, random_prompt
+from e2e.load.client import RequestFailedError, complete
+from e2e.load.prompts import Prompt, unrelated
+
+SMALL_PROMPT = unrelated(64)
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,14 @@ async def steady_load(
     seconds: float,
     stop: asyncio.Event | None = None,
     clients: int = 2,
-    prompt_tokens: int = 64,
+    prompt: Prompt = SMALL_PROMPT,
     output_tokens: int = 64,
     pause_seconds: float = 0.1,
     seed: str = "steady",
 ) -> SteadyResult:
     """Send requests one after the other from each client until `seconds` are over or `stop` is set.
 
+    All prompts differ: `prompt` makes each from its own seed.
     Nothing is retried and each request opens its own connection: the Service chooses anew each
     time, and a connection that an old pod closed between requests is not taken for a lost one.
     """
@@ -58,10 +62,10 @@ async def steady_load(
         number = 0
         while not over():
             began = time.monotonic()
-            prompt = random_prompt(prompt_tokens, seed=f"{seed}/{name}/{number}")
+            tokens = prompt(f"{seed}/{name}/{number}")
             try:
                 await complete(
-                    session, base_url, model=model, prompt=prompt, output_tokens=output_tokens
+                    session, base_url, model=model, prompt=tokens, output_tokens=output_tokens
                 )
                 durations.append(time.monotonic() - began)
             except RequestFailedError as error:

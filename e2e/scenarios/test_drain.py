@@ -10,6 +10,7 @@ from e2e.harness.operators import PodOperator
 from e2e.harness.poll import eventually
 from e2e.harness.pool_client import NAME, PoolClient
 from e2e.harness.pools import a_pool
+from e2e.load.prompts import unrelated
 from e2e.load.steady import SteadyResult, steady_load
 
 # Longer than an engine goes on by itself after SIGTERM: without a drain such requests are cut.
@@ -28,7 +29,7 @@ async def load_while(address: str, change: asyncio.Future[None]) -> SteadyResult
             seconds=LONGEST_LOAD_SECONDS,
             stop=stop,
             clients=6,
-            prompt_tokens=64,
+            prompt=unrelated(64),
             output_tokens=16,
         )
     )
