@@ -29,13 +29,13 @@ def test_columns_stand_in_the_order_in_which_a_person_reads():
     ]
 
 
-def test_need_and_have_are_blocks_and_slots_are_only_shown_wide():
+def test_need_and_have_are_blocks_and_slots_and_verdict_are_only_shown_wide():
     (version,) = crdgen.crd()["spec"]["versions"]
     columns = {column["name"]: column for column in version["additionalPrinterColumns"]}
     assert columns["Need"]["jsonPath"] == ".status.topology.needBlocks"
     assert columns["Have"]["jsonPath"] == ".status.topology.budgetBlocks"
     assert {name for name, column in columns.items() if column.get("priority")} == {
-        *("RequiredSlots", "AvailableSlots", "Slots")
+        *("RequiredSlots", "AvailableSlots", "Slots", "Verdict")
     }
 
 

@@ -1,7 +1,7 @@
 """Condition types and reasons, and how Ready, Reconciling and Stalled follow from the others.
 
 Every word that appears in a condition or an Event stands here once. Polarity: all types are good
-when True, but for Reconciling and Stalled, which are present only when True.
+when True, but for KVPressure, and for Reconciling and Stalled, which are present only when True.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class ConditionType(StrEnum):
     CONFIGURED = "Configured", "The objects of the current generation are applied."
     AVAILABLE = "Available", "As many engine pods serve as were asked for."
     METRICS_AVAILABLE = "MetricsAvailable", "Every serving engine reports fresh, plausible metrics."
+    KV_PRESSURE = "KVPressure", "Live numbers say that KV memory or slots are short."
+    ENGINE_HEALTHY = "EngineHealthy", "Engines that have work make progress."
 
 
 class Reason(StrEnum):
@@ -161,6 +163,47 @@ class Reason(StrEnum):
     UNREACHABLE = "Unreachable", "An engine did not answer in time."
     STALE = "Stale", "The newest report of an engine is too old."
     INVALID_METRICS = "InvalidMetrics", "An engine reported what cannot be."
+    AMBIGUOUS_METRICS = (
+        "AmbiguousMetrics",
+        "Two engines claim to be the same one: a pod is scraped twice, or names are.",
+    )
+    UNKNOWN_CONNECTION = (
+        "UnknownConnection",
+        "The operator has no Prometheus connection of that name, or cannot use it.",
+    )
+    SOURCE_UNREACHABLE = "SourceUnreachable", "Prometheus did not answer, or refused to."
+    NO_SERIES = "NoSeries", "Prometheus has no fresh series of an engine pod."
+    # KVPressure and EngineHealthy: the verdicts of the diagnosis
+    NO_VERDICT = "NoVerdict", "There are no fresh numbers, or not enough of them, to judge by."
+    ENGINE_STUCK = "EngineStuck", "An engine has work and has stood still; restart its pod."
+    PREEMPTING = "Preempting", "Running sequences lost their blocks and had to begin again."
+    REJECTING = "Rejecting", "The bound of the queue turned requests away."
+    BLOCK_BOUND = "BlockBound", "Requests wait although slots are free: KV blocks are short."
+    SLOT_BOUND = "SlotBound", "Requests wait because all slots are taken."
+    LIMIT_TOO_TIGHT = (
+        "LimitTooTight",
+        "Requests wait for a slot while much of the KV memory is not used.",
+    )
+    COMPUTE_BOUND = (
+        "ComputeBound",
+        "Requests wait although slots and blocks are free: the engine's steps are full.",
+    )
+    LONG_CONTEXT = "LongContext", "Memory fills because sequences grow long, not because of more."
+    LONG_CONTEXT_AND_ADMISSION = (
+        "LongContextAndAdmission",
+        "Memory fills because sequences grow long and because there are more of them.",
+    )
+    CEILING_HIT = "CeilingHit", "Sequences run into the pool's ceiling."
+    ROLE_CEILING_EXCEEDED = (
+        "RoleCeilingExceeded",
+        "Sequences hold more tokens than their role declares; the probe sees it.",
+    )
+    PREFIX_MISS = "PrefixMiss", "A declared prefix is not found in the cache as it should be."
+    CACHE_CHURN = "CacheChurn", "Cached blocks are lost before they are used again."
+    OFFLOAD_THRASH = "OffloadThrash", "Blocks go to host memory and are not used from there."
+    OVERPROVISIONED = "Overprovisioned", "Most of the KV memory has not been used for long."
+    IDLE = "Idle", "No request has come for some time."
+    HEALTHY = "Healthy", "Live numbers show nothing wrong."
     # Ready and Reconciling
     SERVING = "Serving", "The current generation is applied and serves."
     INTERNAL_ERROR = "InternalError", "The operator met an error of its own; its log says more."
@@ -184,6 +227,8 @@ FINDING_TYPES: Final = (
     ConditionType.AVAILABLE,
     ConditionType.METRICS_AVAILABLE,
     ConditionType.BUDGET_VERIFIED,
+    ConditionType.KV_PRESSURE,
+    ConditionType.ENGINE_HEALTHY,
 )
 # What needs a person: waiting does not help, an edit (of the pool or of what it names) does.
 _UNRESOLVED: Final = (
@@ -208,6 +253,25 @@ NEEDS_EDIT: Final = frozenset(
 )
 # Every type may be Unknown with these: before the first look, and when the operator itself fails.
 ALWAYS_POSSIBLE: Final = (Reason.INTERNAL_ERROR,)
+# Verdicts that mean that memory or slots are short, those that mean another fault, and the others.
+PRESSURE: Final = (
+    Reason.PREEMPTING,
+    Reason.REJECTING,
+    Reason.BLOCK_BOUND,
+    Reason.SLOT_BOUND,
+    Reason.LIMIT_TOO_TIGHT,
+    Reason.LONG_CONTEXT,
+    Reason.LONG_CONTEXT_AND_ADMISSION,
+    Reason.CACHE_CHURN,
+    Reason.OFFLOAD_THRASH,
+)
+_FAULTS: Final = (
+    Reason.COMPUTE_BOUND,
+    Reason.CEILING_HIT,
+    Reason.ROLE_CEILING_EXCEEDED,
+    Reason.PREFIX_MISS,
+)
+_CALM: Final = (Reason.OVERPROVISIONED, Reason.IDLE, Reason.HEALTHY)
 # Which reasons each type may have by status; Ready, Reconciling and Stalled repeat those of others.
 REASONS: Final[dict[ConditionType, dict[Status, tuple[Reason, ...]]]] = {
     ConditionType.SPEC_RESOLVED: {
@@ -266,7 +330,15 @@ REASONS: Final[dict[ConditionType, dict[Status, tuple[Reason, ...]]]] = {
     },
     ConditionType.METRICS_AVAILABLE: {
         Status.TRUE: (Reason.SCRAPED,),
-        Status.FALSE: (Reason.UNREACHABLE, Reason.STALE, Reason.INVALID_METRICS),
+        Status.FALSE: (
+            Reason.UNREACHABLE,
+            Reason.STALE,
+            Reason.INVALID_METRICS,
+            Reason.AMBIGUOUS_METRICS,
+            Reason.UNKNOWN_CONNECTION,
+            Reason.SOURCE_UNREACHABLE,
+            Reason.NO_SERIES,
+        ),
         Status.UNKNOWN: (Reason.NO_ENGINE, *ALWAYS_POSSIBLE),
     },
     ConditionType.BUDGET_VERIFIED: {
@@ -274,7 +346,37 @@ REASONS: Final[dict[ConditionType, dict[Status, tuple[Reason, ...]]]] = {
         Status.FALSE: (Reason.BELOW_PLAN,),
         Status.UNKNOWN: (Reason.NO_ENGINE_REPORT, *ALWAYS_POSSIBLE),
     },
+    ConditionType.KV_PRESSURE: {
+        Status.TRUE: PRESSURE,
+        Status.FALSE: (*_FAULTS, *_CALM),
+        Status.UNKNOWN: (Reason.NO_VERDICT, Reason.ENGINE_STUCK, *ALWAYS_POSSIBLE),
+    },
+    ConditionType.ENGINE_HEALTHY: {
+        Status.TRUE: (Reason.HEALTHY,),
+        Status.FALSE: (Reason.ENGINE_STUCK,),
+        Status.UNKNOWN: (Reason.NO_VERDICT, *ALWAYS_POSSIBLE),
+    },
 }
+
+
+def is_warning(kind: str, status: str, reason: str) -> bool:
+    """Return whether a condition says something that somebody should look into."""
+    if kind == ConditionType.KV_PRESSURE:
+        return status != Status.UNKNOWN and reason not in _CALM
+    return status == Status.FALSE
+
+
+def is_news(kind: str, now: tuple[str, str], before: tuple[str, str] | None) -> bool:
+    """Return whether a condition's (status, reason) deserves an Event.
+
+    A condition that appears in good health, or is Unknown, is no news; of the conditions that live
+    numbers decide neither is one calm verdict after another.
+    """
+    if now[0] == Status.UNKNOWN or now == before:
+        return False
+    live = kind in (ConditionType.KV_PRESSURE, ConditionType.ENGINE_HEALTHY)
+    earlier = before is not None and not (live and not is_warning(kind, *before))
+    return earlier or is_warning(kind, *now)
 
 
 def summarize(findings: dict[ConditionType, Finding]) -> dict[ConditionType, Finding]:

@@ -72,6 +72,7 @@ WIDE_COLUMNS: Final = (
     ("RequiredSlots", "integer", ".status.topology.requiredSlots"),
     ("AvailableSlots", "integer", ".status.topology.availableSlots"),
     ("Slots", "integer", ".status.engine.slots"),
+    ("Verdict", "string", ".status.diagnosis.verdict"),
 )
 SELECTABLE_FIELDS: Final = (".spec.model.name", ".spec.accelerator.type")
 

@@ -16,6 +16,7 @@ MAX_ROLES: Final = 16
 MAX_REMEDIES: Final = 8
 MAX_DESCRIPTION_CHARACTERS: Final = 512
 MAX_PATCH_CHARACTERS: Final = 1024
+MAX_EVIDENCE: Final = 16
 
 Int32 = Annotated[int, integer(0, 2**31 - 1)]
 Int64 = Annotated[int, integer(0, 2**53, bits=64)]
@@ -166,6 +167,46 @@ class EngineStatus(Model):
     )
 
 
+class EvidenceStatus(Model):
+    """One finding with its numbers, as they were when the verdict came."""
+
+    name: Annotated[str, text(63, r"^[A-Z][A-Za-z0-9]*$")] = Field(description="Finding.")
+    message: Annotated[str, text(MAX_DESCRIPTION_CHARACTERS, low=0)] = Field(
+        description="Numbers that it rests on."
+    )
+
+
+class LeverStatus(Model):
+    """What would help."""
+
+    name: Annotated[str, text(63, r"^[A-Z][A-Za-z0-9]*$")] = Field(description="Kind of the lever.")
+    description: Annotated[str, text(MAX_DESCRIPTION_CHARACTERS, low=0)] = Field(
+        description="What to do, and why it helps."
+    )
+    patch: Annotated[str, text(MAX_PATCH_CHARACTERS, low=0)] | None = Field(
+        None, description="JSON merge patch for the pool, where one edit of it does that."
+    )
+    generation: Int64 = Field(description="Generation of the spec that the patch is meant for.")
+
+
+class DiagnosisStatus(Model):
+    """What live numbers say; written when the verdict changes, and frozen until it changes."""
+
+    verdict: Annotated[str, text(63, r"^[A-Z][A-Za-z0-9]*$")] = Field(
+        description="First finding of the chain in docs/diagnosis.md that holds."
+    )
+    since: Annotated[str, text(64, low=0), Field(json_schema_extra={"format": "date-time"})] = (
+        Field(description="When the verdict came.")
+    )
+    evidence: list[EvidenceStatus] = Field(
+        default_factory=list,
+        max_length=MAX_EVIDENCE,
+        json_schema_extra=list_map("name"),
+        description="All findings that held when the verdict came, the verdict's first.",
+    )
+    lever: LeverStatus | None = Field(None, description="What would help.")
+
+
 class InferencePoolStatus(Model):
     """What was planned, what runs, what was measured."""
 
@@ -196,3 +237,4 @@ class InferencePoolStatus(Model):
         description="Changes that make the topologies fit, cheapest first.",
     )
     engine: EngineStatus | None = Field(None, description="What was written into the pods.")
+    diagnosis: DiagnosisStatus | None = Field(None, description="What live numbers say.")

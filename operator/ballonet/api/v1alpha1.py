@@ -276,6 +276,13 @@ class Queue(StrEnum):
     BOUNDED = "Bounded"
 
 
+class MetricsSourceKind(StrEnum):
+    """Where live numbers of engines are read."""
+
+    PODS = "Pods"
+    PROMETHEUS = "Prometheus"
+
+
 class RolloutStrategy(StrEnum):
     """How pods are replaced."""
 
@@ -620,6 +627,88 @@ class AdmissionSpec(Model):
     )
 
 
+Seconds = Annotated[int, integer(5, 86_400)]
+Percent = Annotated[int, integer(1, 100)]
+
+
+class DiagnosisSpec(Model):
+    """When live numbers count as a finding; docs/diagnosis.md says which finding uses which."""
+
+    pressure_seconds: Seconds = Field(
+        60, description="How long requests must wait before that is pressure, in seconds."
+    )
+    trend_seconds: Annotated[int, integer(5, 900)] = Field(
+        300, description="Over how long growth, hits and ended requests are looked at, in seconds."
+    )
+    release_seconds: Annotated[int, integer(0, 86_400)] = Field(
+        120, description="How long a finding must have ended before it is dropped, in seconds."
+    )
+    stuck_seconds: Seconds = Field(
+        30, description="How long an engine with work may stand still, in seconds."
+    )
+    idle_seconds: Seconds = Field(
+        600, description="How long no request may have come before a pool is idle, in seconds."
+    )
+    spare_seconds: Annotated[int, integer(5, 2_592_000)] = Field(
+        86_400, description="How long usage must stay low before memory is to spare, in seconds."
+    )
+    tight_usage_percent: Percent = Field(
+        60, description="Usage under which requests that wait for a slot wait needlessly."
+    )
+    spare_usage_percent: Percent = Field(40, description="Usage under which memory is no concern.")
+    growth_percent: Annotated[int, integer(1, 1000)] = Field(
+        25, description="Growth within trendSeconds that counts as growth."
+    )
+    prefix_hit_percent: Percent = Field(
+        50, description="Share of the hits that declared prefixes would give that is a miss below."
+    )
+    ceiling_percent: Percent = Field(
+        95, description="Share of the ceiling from which a sequence counts as at its ceiling."
+    )
+
+
+class PrometheusSource(Model):
+    """A Prometheus that the operator knows."""
+
+    connection: Name = Field(
+        description="Name of one of the connections in the operator's settings."
+    )
+
+
+def _not_its_source(metrics: MetricsSpec) -> Iterator[Problem]:
+    from_prometheus = metrics.source is MetricsSourceKind.PROMETHEUS
+    if from_prometheus != (metrics.prometheus is not None):
+        does = "needs" if from_prometheus else "takes no"
+        yield ".prometheus", f"source {metrics.source} {does} prometheus.connection"
+
+
+class MetricsSpec(Model):
+    """Where live numbers of the engines are read, and which."""
+
+    RULES = (
+        Rule(
+            "(self.source == 'Prometheus') == has(self.prometheus)",
+            "give prometheus with source Prometheus, and only then",
+            _not_its_source,
+            field=".prometheus",
+        ),
+    )
+
+    source: MetricsSourceKind = Field(
+        MetricsSourceKind.PODS,
+        description="Pods: the engine pods are asked themselves. Prometheus: what has already "
+        "scraped them is asked, with one query a metric for all pools of a connection.",
+    )
+    prometheus: PrometheusSource | None = Field(
+        None, description="The Prometheus of source Prometheus."
+    )
+
+    @property
+    def connection(self) -> str | None:
+        """Name of the Prometheus connection; None where the pods are asked."""
+        return None if self.prometheus is None else self.prometheus.connection
+
+
 class RolloutSpec(Model):
     """How pods are replaced."""
 
@@ -791,3 +880,9 @@ class InferencePoolSpec(Model):
         default_factory=AdmissionSpec, description="What happens to requests beyond the slots."
     )
     rollout: RolloutSpec = Field(default_factory=RolloutSpec, description="How pods are replaced.")
+    metrics: MetricsSpec = Field(
+        default_factory=MetricsSpec, description="Where live numbers of the engines are read."
+    )
+    diagnosis: DiagnosisSpec = Field(
+        default_factory=DiagnosisSpec, description="When live numbers count as a finding."
+    )

@@ -123,6 +123,8 @@ def decide(
         change_due = replaces_pods or not covers(own["spec"], applies[-1]["spec"])
         findings[ConditionType.AVAILABLE] = _availability(observed, own, record, change_due)
         findings[ConditionType.METRICS_AVAILABLE] = _metrics_available(observed)
+        findings[ConditionType.KV_PRESSURE] = _NO_VERDICT
+        findings[ConditionType.ENGINE_HEALTHY] = _NO_VERDICT
         # While pods of two templates serve, their numbers do not describe one plan.
         verification = (
             None if change_due or rolling_out(own) else _verification(observed, record, planner)
@@ -162,6 +164,11 @@ _NO_REPORT = Finding(
 )
 
 
+_NO_VERDICT = Finding(
+    Status.UNKNOWN, Reason.NO_VERDICT, "no engine serves, so there is nothing to judge by"
+)
+
+
 def _planned_findings(observed: Observed, plan: Plan | None) -> dict[ConditionType, Finding]:
     if plan is None:
         assert observed.problem is not None
@@ -185,6 +192,8 @@ def _no_pods(message: str) -> dict[ConditionType, Finding]:
             Status.UNKNOWN, Reason.NO_ENGINE, "no engine serves, so there is nothing to read"
         ),
         ConditionType.BUDGET_VERIFIED: _NO_REPORT,
+        ConditionType.KV_PRESSURE: _NO_VERDICT,
+        ConditionType.ENGINE_HEALTHY: _NO_VERDICT,
     }
 
 

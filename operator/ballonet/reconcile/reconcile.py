@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 import structlog
 
-from ballonet.api.conditions import ConditionType, Finding, Reason, Status
+from ballonet.api.conditions import ConditionType, Finding, Reason, Status, is_warning
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.catalog import Catalog
 from ballonet.cluster.lease import LEASE_SECONDS
@@ -32,6 +32,7 @@ from ballonet.reconcile.ownership import INSTALLATION_ANNOTATION, Child
 from ballonet.reconcile.pods import EndedRun, rolling_out, targets
 from ballonet.reconcile.record import ANNOTATION, normal_form
 from ballonet.telemetry.port import EngineSample, MetricsSource, PodTarget, ScrapeFailure
+from ballonet.telemetry.ring import Ring
 
 log = structlog.get_logger(__name__)
 
@@ -92,6 +93,14 @@ class _Refused:
 
 
 @dataclass
+class _Engine:
+    """What is remembered of one engine pod: its last sample and its recent observations."""
+
+    last: EngineSample | None = None
+    ring: Ring = field(default_factory=Ring)
+
+
+@dataclass
 class _Memory:
     """What a process remembers of a pool between passes; nothing breaks when it is lost."""
 
@@ -101,7 +110,7 @@ class _Memory:
     burst_began_at: float = 0.0
     plans: dict[str, Plan | None] = field(default_factory=dict)
     earlier_plans: dict[str, Plan | None] = field(default_factory=dict)
-    samples: dict[str, EngineSample] = field(default_factory=dict)
+    engines: dict[str, _Engine] = field(default_factory=dict)
     words: dict[EndedRun, str] = field(default_factory=dict)
     refused: _Refused | None = None
     # The record of what was applied last, so that a Deployment deleted by hand is put back as it
@@ -270,6 +279,8 @@ class Reconciler:
             )
         pods = await read_pods(self._cluster, pool, children[0])
         memory.words = await read_last_words(self._cluster, pods, memory.words)
+        engines = targets(pods)
+        readings = await self._read_engines(spec, engines, memory)
         return Observed(
             pool=pool,
             spec=spec,
@@ -280,43 +291,45 @@ class Reconciler:
             budget=children[2],
             pods=pods,
             last_words={run.pod: words for run, words in memory.words.items()},
-            readings=await self._read_engines(spec, targets(pods), memory),
+            readings=readings,
+            history={engine.name: tuple(memory.engines[engine.uid].ring) for engine in engines},
             applied=memory.applied,
         )
 
     async def _read_engines(
         self, spec: InferencePoolSpec | None, engines: list[PodTarget], memory: _Memory
     ) -> list[EngineSample | ScrapeFailure]:
-        """Read every engine; where that fails, a fresh enough reading of the same pod stands in."""
+        """Read every engine; where that fails, a fresh enough sample of the same pod stands in."""
         if not engines:
-            memory.samples.clear()
+            memory.engines.clear()
             return []
-        readings = await self._metrics.read(engines, spec.engine.version if spec else "")
+        connection = spec.metrics.connection if spec else None
+        readings = await self._metrics.read(engines, connection)
         outcome: list[EngineSample | ScrapeFailure] = []
-        samples: dict[str, EngineSample] = {}
+        memory.engines = {e.uid: memory.engines.get(e.uid, _Engine()) for e in engines}
         for reading in readings:
-            last = memory.samples.get(reading.target.uid)
+            engine = memory.engines[reading.target.uid]
             if isinstance(reading, EngineSample):
-                samples[reading.target.uid] = reading
-                outcome.append(reading)
-            elif last is None:
-                outcome.append(reading)
-            # Either way round: a clock that was set back must not make an old reading fresh.
-            elif abs(self._now() - last.observed_at) <= timedelta(seconds=FRESH_SECONDS):
-                samples[reading.target.uid] = last
-                outcome.append(last)
-            else:
-                samples[reading.target.uid] = last
-                since = last.observed_at.strftime("%Y-%m-%dT%H:%M:%SZ")
-                outcome.append(
-                    replace(
-                        reading,
-                        reason=Reason.STALE,
-                        message=f"{reading.message}; its last report is of {since}",
-                    )
-                )
-        memory.samples = samples
+                engine.last = reading
+                engine.ring.add(reading.observation)
+            outcome.append(self._fresh(engine.last, reading))
         return outcome
+
+    def _fresh(
+        self, last: EngineSample | None, reading: EngineSample | ScrapeFailure
+    ) -> EngineSample | ScrapeFailure:
+        """Return the last sample while it is fresh, by its own time; else why there is none."""
+        if last is None:
+            return reading
+        # Either way round: a clock that was set back must not make an old sample fresh.
+        if abs(self._now() - last.observation.at) <= timedelta(seconds=FRESH_SECONDS):
+            return last
+        said = f"its last report is of {last.observation.at:%Y-%m-%dT%H:%M:%SZ}"
+        if isinstance(reading, EngineSample):
+            return ScrapeFailure(reading.target, Reason.STALE, said)
+        silent = reading.reason in (Reason.UNREACHABLE, Reason.NO_SERIES)
+        reason = Reason.STALE if silent else reading.reason
+        return ScrapeFailure(reading.target, reason, f"{reading.message}; {said}")
 
     def _plan(
         self,
@@ -436,7 +449,7 @@ class Reconciler:
         for condition in pool_status.transitions(pool, status):
             await self._events.record(
                 pool,
-                warning=condition.status is Status.FALSE,
+                warning=is_warning(condition.type, condition.status, condition.reason),
                 reason=condition.reason,
                 action=condition.type,
                 note=condition.message,

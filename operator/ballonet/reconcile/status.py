@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
-from ballonet.api.conditions import ConditionType, Finding, Reason, Status
+from ballonet.api.conditions import ConditionType, Finding, Reason, Status, is_news
 from ballonet.api.status import (
     MAX_DESCRIPTION_CHARACTERS,
     MAX_MESSAGE_CHARACTERS,
@@ -91,27 +91,19 @@ def written(pool: Json, status: Json) -> Json:
 
 
 def transitions(pool: Json, status: Json) -> Iterator[ConditionStatus]:
-    """Yield the conditions whose status or reason is new and that deserve an Event.
-
-    A condition that appears in good health, or is Unknown, is no news.
-    """
+    """Yield the conditions whose status or reason is new and that deserve an Event."""
     before = {
         c["type"]: (c["status"], c["reason"]) for c in pool.get("status", {}).get("conditions", ())
     }
     for fields in status["conditions"]:
         condition = ConditionStatus.model_validate(fields)
-        earlier = before.get(condition.type)
         if condition.type in _SUMMARIES or condition.reason in _ECHOES:
-            continue
-        if condition.status is Status.UNKNOWN:
             continue
         if condition.type == ConditionType.READY and condition.status is Status.FALSE:
             continue
-        if earlier == (condition.status, condition.reason):
-            continue
-        if earlier is None and condition.status is Status.TRUE:
-            continue
-        yield condition
+        now = (condition.status, condition.reason)
+        if is_news(condition.type, now, before.get(condition.type)):
+            yield condition
 
 
 def _conditions(
