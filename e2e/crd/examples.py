@@ -119,6 +119,12 @@ def pool_with(path: Path, value: Any) -> Json:
         # Likewise it may only name another role that exists.
         target["name"] = "planner"
         pool["spec"]["topologies"][0]["roles"].append({"name": value})
+    if path[:2] == ("spec", "metrics") and len(path) > 2:
+        # Source Prometheus and its connection come together.
+        if path[2] == "prometheus":
+            pool["spec"]["metrics"]["source"] = "Prometheus"
+        elif value == "Prometheus":
+            pool["spec"]["metrics"]["prometheus"] = {"connection": "main"}
     return pool
 
 
@@ -334,6 +340,17 @@ RULES: Final[dict[str, tuple[str, list[Json], list[Json]]]] = {
             _pool(topologies=_run({"name": "planner", "startsWith": "worker"})),
             _pool(topologies=_run({"name": "planner", "startsWith": "planner"})),
             _pool(topologies=_run({"name": "planner"}, {"name": "worker", "startsWith": "critic"})),
+        ],
+    ),
+    "give prometheus with source Prometheus, and only then": (
+        "spec.metrics.prometheus",
+        [
+            _pool(metrics={"source": "Pods"}),
+            _pool(metrics={"source": "Prometheus", "prometheus": {"connection": "main"}}),
+        ],
+        [
+            _pool(metrics={"source": "Prometheus"}),
+            _pool(metrics={"prometheus": {"connection": "main"}}),
         ],
     ),
     "decodeContext must divide tensor": (

@@ -16,15 +16,14 @@ import pytest
 
 from ballonet.api.conditions import Reason
 from ballonet.cluster.port import Json, Kind
-from ballonet.engines.vllm import metric_names
 from ballonet.planning.measured import EngineReport
 from ballonet.planning.plan import Plan
 from ballonet.reconcile import decide as decide_module
 from ballonet.reconcile.pods import redact
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.record import ANNOTATION, decode
-from ballonet.telemetry.port import PodTarget
-from ballonet.telemetry.scrape import MAX_LINES, InvalidPageError, sample
+from ballonet.telemetry.reading import InvalidPageError
+from ballonet.telemetry.scrape import MAX_LINES, read_page
 from e2e.harness.pools import a_pool
 from tests.controller.world import NAMESPACE, World
 
@@ -424,12 +423,10 @@ def test_no_words_of_a_pod_keep_the_operator_busy(piece: str) -> None:
 
 
 def test_a_metrics_page_of_endless_series_is_refused() -> None:
-    names = metric_names("0.32.0")
-    line = names.running + '{{engine="{}"}} 1.0\n'
+    line = 'vllm:num_requests_running{{engine="{}"}} 1.0\n'
     page = "".join(line.format(n) for n in range(MAX_LINES + 1))
-    target = PodTarget("agents", "pod", "uid", "10.0.0.1", 8000)
     with pytest.raises(InvalidPageError, match=str(MAX_LINES)):
-        sample(target, page, None, names, World().engines.now)
+        read_page(page, World().engines.now)
 
 
 @pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"HTTP/1.0 200 OK\r\n\r\n\xff"])

@@ -10,6 +10,7 @@ from fractions import Fraction
 from ballonet.api.conditions import ConditionType, Finding, Reason, Status, violations
 from ballonet.catalog import Catalog
 from ballonet.cluster.port import Json, Kind
+from ballonet.diagnosis.observation import Observation
 from ballonet.planning.measured import EngineReport
 from ballonet.reconcile.reconcile import Outcome, PoolKey, Reconciler
 from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
@@ -33,12 +34,15 @@ class Engines:
     now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
 
     async def read(
-        self, targets: Sequence[PodTarget], version: str
+        self, targets: Sequence[PodTarget], connection: str | None = None
     ) -> list[EngineSample | ScrapeFailure]:
         self.asked.extend(targets)
         if self.failure is not None:
             return [ScrapeFailure(t, self.failure, "no answer in time") for t in targets]
-        return [EngineSample(t, self.now, self.version, self.report, 0, 0, 0, 0) for t in targets]
+        seen = Observation(
+            at=self.now, engines=1, running=0, waiting=0, usage_per_mille=0, preemptions=0
+        )
+        return [EngineSample(t, self.version, self.report, seen) for t in targets]
 
 
 @dataclass

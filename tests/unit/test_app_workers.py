@@ -13,6 +13,7 @@ from ballonet.app.workers import SCHEMA_RETRY_SECONDS, Workers
 from ballonet.cluster.port import ApiError
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.reconcile import Outcome, PoolKey
+from ballonet.diagnosis.observation import Observation
 from ballonet.telemetry.port import EngineSample, PodTarget
 
 KEY = PoolKey("ns", "p")
@@ -176,8 +177,15 @@ async def test_the_load_of_engines_is_summed_and_what_none_reports_is_absent(
     target = PodTarget("ns", "p-1", "u", "10.0.0.1", 8000)
     now = datetime(2026, 1, 1, tzinfo=UTC)
     samples = (
-        EngineSample(target, now, None, None, 3, 1, 250, None),
-        EngineSample(target, now, None, None, 2, None, 900, None),
+        EngineSample(
+            target,
+            None,
+            None,
+            Observation(at=now, engines=1, running=3, waiting=1, usage_per_mille=250),
+        ),
+        EngineSample(
+            target, None, None, Observation(at=now, engines=1, running=2, usage_per_mille=900)
+        ),
     )
     harness.behave = lambda: Outcome(None, {"conditions": []}, samples)
     harness.queue.add(KEY)

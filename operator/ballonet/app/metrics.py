@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from ballonet import __version__
 from ballonet.cluster.port import ApiError, Json
+from ballonet.diagnosis.observation import Observation
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.reconcile import PoolKey
 from ballonet.telemetry.port import EngineSample
@@ -38,14 +39,14 @@ _POOL_GAUGES: Final = (
     ("ready_replicas", "Engine pods that serve.", "readyReplicas"),
 )
 # Gauges of a pool's load: name, help, the figure of one engine pod, and what is made of several.
-_LOAD_GAUGES: Final[tuple[tuple[str, str, Callable[[EngineSample], float | None], _Fold], ...]] = (
-    ("requests_running", "Requests that run in the engines.", lambda s: s.running, sum),
-    ("requests_waiting", "Requests that wait in the engines.", lambda s: s.waiting, sum),
-    ("preemptions", "Preemptions since the engines started.", lambda s: s.preemptions, sum),
+_LOAD_GAUGES: Final[tuple[tuple[str, str, Callable[[Observation], float | None], _Fold], ...]] = (
+    ("requests_running", "Requests that run in the engines.", lambda o: o.running, sum),
+    ("requests_waiting", "Requests that wait in the engines.", lambda o: o.waiting, sum),
+    ("preemptions", "Preemptions since the engines started.", lambda o: o.preemptions, sum),
     (
         "kv_cache_usage_ratio",
         "Share of KV blocks in use, of the fullest engine.",
-        lambda s: None if s.usage_per_mille is None else s.usage_per_mille / 1000,
+        lambda o: None if o.usage_per_mille is None else o.usage_per_mille / 1000,
         max,
     ),
 )
@@ -151,7 +152,8 @@ class _PoolCollector(Collector):
         for name, text, figure, fold in _LOAD_GAUGES:
             gauge = GaugeMetricFamily(f"ballonet_pool_{name}", text, labels=labels)
             for key, samples in self.samples.items():
-                figures = [got for sample in samples if (got := figure(sample)) is not None]
+                seen = (figure(sample.observation) for sample in samples)
+                figures = [one for one in seen if one is not None]
                 # What no engine reports is absent, not 0.
                 if figures:
                     gauge.add_metric(list(key), fold(figures))

@@ -31,7 +31,7 @@ from ballonet.cluster.lease import Lease, LeaseTakenError
 from ballonet.cluster.port import ApiError, Kind
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.reconcile import PoolKey, Reconciler
-from ballonet.telemetry.scrape import DirectScrape
+from ballonet.telemetry.sources import Sources
 
 CRD: Final = f"{v1alpha1.PLURAL}.{v1alpha1.GROUP}"
 CRD_PERIOD_SECONDS: Final = 2.0
@@ -85,13 +85,13 @@ class Operator:
         self.metrics.attach(self._queue)
         self._login = login
         self._cluster = KubernetesCluster(login, timeout_seconds=settings.api_timeout_seconds)
-        self._scrape = DirectScrape()
+        self._sources = Sources()
         self._lease = Lease(
             self._cluster, settings.namespace, settings.lease_name, settings.identity
         )
         self._reconciler = Reconciler(
             self._cluster,
-            self._scrape,
+            self._sources,
             EventRecorder(self._cluster, instance=settings.identity),
             catalog=catalog,
             installation=settings.installation,
@@ -152,7 +152,7 @@ class Operator:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._lease.release()
             await self.http.close()
-            await self._scrape.close()
+            await self._sources.close()
             await self._cluster.close()
             log.info("Stopped")
 

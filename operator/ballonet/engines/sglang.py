@@ -1,4 +1,4 @@
-"""SGLang: the memory of its token pools, and what they hold.
+"""SGLang: the memory of its token pools, what they hold, and its metrics.
 
 Its fraction means something else than vLLM's: of the memory that is free before the weights are
 loaded, so much is for weights and pools together; activations and graphs take the rest
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
+from ballonet.engines.metrics import EngineMetrics, Figure
 from ballonet.kv.config import LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry
 from ballonet.kv.layers import Attention, KeyIndex, Latent
@@ -188,3 +189,32 @@ def token_pools(
         window_bytes=ceil_div(windows * stage, geometry.layers),
         window_tokens=widest,
     )
+
+
+def _own(name: str, since: str = "0.5.5", **where: str) -> tuple[Figure, ...]:
+    return (Figure(f"sglang:{name}", since, where=where),)
+
+
+# Only the first tensor rank of each data-parallel rank reports (srt/observability, 0.5.23). Gauges
+# are repeated for each priority where there are any; that of all has an empty one.
+METRICS: Final = EngineMetrics(
+    prefix="sglang:",
+    engine_label="dp_rank",
+    present=Figure("sglang:num_running_reqs", "0.5.5", where={"priority": ""}),
+    usage=Figure("sglang:token_usage", "0.5.5"),
+    cache_info=None,
+    awake=None,
+    started=Figure("process_start_time_seconds", "0.5.5"),
+    finished=None,
+    finished_label="",
+    sums={
+        "running": _own("num_running_reqs", priority=""),
+        "waiting": _own("num_queue_reqs", priority=""),
+        "preemptions": _own("num_retracted_requests_total", "0.5.23"),
+        "prompt_tokens": _own("prompt_tokens_total"),
+        "generation_tokens": _own("generation_tokens_total"),
+        "finished_prompt_tokens": _own("prompt_tokens_histogram_sum"),
+        "finished_generation_tokens": _own("generation_tokens_histogram_sum"),
+        "finished_requests": _own("prompt_tokens_histogram_count"),
+    },
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ballonet.api.conditions import Reason
@@ -24,7 +23,6 @@ __all__ = [
     "NEWEST",
     "OLDEST",
     "START_FAILURES",
-    "MetricNames",
     "StartFailure",
     "Version",
     "default_batched_tokens",
@@ -33,7 +31,6 @@ __all__ = [
     "flags",
     "is_known",
     "max_num_seqs",
-    "metric_names",
     "next_graph_size",
     "parse_version",
     "render_args",
@@ -154,22 +151,6 @@ def _several(ranks: int) -> tuple[int, ...]:
 
 def _fraction(percent: int | None) -> tuple[str, ...]:
     return () if percent is None else (f"{percent // 100}.{percent % 100:02}",)
-
-
-@dataclass(frozen=True, slots=True)
-class MetricNames:
-    """Names, as exposed, of the series that are read from an engine."""
-
-    cache_config_info: str = "vllm:cache_config_info"
-    running: str = "vllm:num_requests_running"
-    waiting: str = "vllm:num_requests_waiting"
-    usage: str = "vllm:kv_cache_usage_perc"
-    preemptions: str = "vllm:num_preemptions_total"
-
-
-def metric_names(version: str) -> MetricNames:  # noqa: ARG001 - part of every engine module
-    """Return the names of the series of a version; the same from 0.10.2 to 0.33."""
-    return MetricNames()
 
 
 class StartFailure(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Protocol
 
 from ballonet.api.conditions import Reason
+from ballonet.diagnosis.observation import Observation
 from ballonet.planning.measured import EngineReport
 
 
@@ -24,25 +24,23 @@ class PodTarget:
 
 @dataclass(frozen=True)
 class EngineSample:
-    """One reading of one engine pod, over all engines in it. Absent is None, never 0.
+    """One reading of one engine pod.
 
-    ``running`` and ``waiting`` are sums of requests over the engines, ``usage_per_mille`` is the
-    KV usage of the fullest engine in thousandths, ``preemptions`` a sum since the pod started.
+    Attributes:
+        version: what the engine calls itself; None where the source does not tell.
+        report: the cache of one engine in it; None where it is not reported.
+        observation: its live numbers, and when the engine said them.
     """
 
     target: PodTarget
-    observed_at: datetime
     version: str | None
     report: EngineReport | None
-    running: int | None
-    waiting: int | None
-    usage_per_mille: int | None
-    preemptions: int | None
+    observation: Observation
 
 
 @dataclass(frozen=True)
 class ScrapeFailure:
-    """A pod that could not be read: reason UNREACHABLE or INVALID_METRICS, and what was seen."""
+    """A pod that could not be read: a reason of MetricsAvailable=False, and what was seen."""
 
     target: PodTarget
     reason: Reason
@@ -53,9 +51,9 @@ class MetricsSource(Protocol):
     """Where readings of engines come from."""
 
     async def read(
-        self, targets: Sequence[PodTarget], version: str
+        self, targets: Sequence[PodTarget], connection: str | None = None
     ) -> list[EngineSample | ScrapeFailure]:
         """Return one outcome for each target, in their order; never raises for a bad target.
 
-        ``version`` is the declared version of the engine; it decides the names of the metrics.
+        ``connection`` names the Prometheus that is asked; None means the pods themselves.
         """

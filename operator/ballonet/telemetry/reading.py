@@ -1,0 +1,220 @@
+"""Series of one engine pod -> its observation. Every source of metrics reads them here.
+
+A page may lie: what cannot be is refused by name, and what is absent stays None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, Final
+
+from ballonet.api.conditions import Reason
+from ballonet.api.quoting import quoted
+from ballonet.diagnosis.observation import Observation, Offload
+from ballonet.engines.metrics import EngineMetrics, Figure
+from ballonet.engines.vllm_metrics import METRICS
+from ballonet.planning.measured import EngineReport
+
+# Whole as floats, within status' int64, and more than any engine counts in its life.
+MAX_COUNT: Final = 10**15
+_LATEST_START: Final = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
+_WHOLE: Final = re.compile(r"[0-9]{1,15}")
+_DECIMAL: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,20})?")
+
+Labels = Mapping[str, str]
+Series = tuple[Labels, float]
+# Series by their names, each with all its label sets.
+Page = Mapping[str, Sequence[Series]]
+
+
+class InvalidPageError(ValueError):
+    """Metrics that say what cannot be; ``reason`` is the word for it."""
+
+    def __init__(self, message: str, reason: Reason = Reason.INVALID_METRICS) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the series of one pod say; the report is None where the cache is not described."""
+
+    report: EngineReport | None
+    observation: Observation
+
+
+def read_engine(page: Page, at: datetime, metrics: EngineMetrics = METRICS) -> Reading:
+    """Return what the series of a pod say of its engines at one instant.
+
+    Raises:
+        InvalidPageError: a value is impossible (negative, not a number, usage above 1), the series
+            are not an engine's, or two engines claim to be the same one.
+    """
+    info = [] if metrics.cache_info is None else _matching(page, metrics.cache_info)
+    present = _matching(page, metrics.present)
+    if not info and not present:
+        raise InvalidPageError(f"there is no {metrics.present.name}: is it the engine's port?")
+    for series in (info, present):
+        _check_engines(series, metrics.engine_label)
+    engines = len(info) or len(present)
+    report = _report(info)
+    shares = [_share(value, metrics.usage.name) for _, value in _matching(page, metrics.usage)]
+    blocks = None if report is None else report.blocks
+    sums: dict[str, Any] = {name: _first(page, figures) for name, figures in metrics.sums.items()}
+    observation = Observation(
+        at=at,
+        engines=engines,
+        started_at=_started(page, metrics.started),
+        awake=_awake(page, metrics.awake),
+        blocks=blocks,
+        # The engine's own share leaves the null block out.
+        used_blocks=sum(round(share * (blocks - 1)) for share in shares)
+        if shares and blocks
+        else None,
+        usage_per_mille=max((round(share * 1000) for share in shares), default=None),
+        finished=_finished(page, metrics),
+        offload=_offload(page, metrics),
+        **sums,
+    )
+    return Reading(report, observation)
+
+
+def _matching(page: Page, figure: Figure) -> list[Series]:
+    series = page.get(figure.name, ())
+    if not figure.where:
+        return list(series)
+    patterns = [(label, _pattern(value)) for label, value in figure.where.items()]
+    return [
+        (labels, value)
+        for labels, value in series
+        if all(pattern.fullmatch(labels.get(label, "")) for label, pattern in patterns)
+    ]
+
+
+@lru_cache(maxsize=256)
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text)
+
+
+def _check_engines(series: Sequence[Series], label: str) -> None:
+    """Refuse two series of one engine: added up they would say twice what is."""
+    engines = Counter(labels.get(label, "") for labels, _ in series)
+    engine, count = max(engines.items(), key=lambda one: one[1], default=("", 0))
+    if count > 1:
+        claims = [labels for labels, _ in series if labels.get(label, "") == engine]
+        differing = sorted(
+            f"{name} {' and '.join(sorted({quoted(claim.get(name, '')) for claim in claims}))}"
+            for name in {name for claim in claims for name in claim}
+            if len({claim.get(name) for claim in claims}) > 1
+        )
+        raise InvalidPageError(
+            f"{count} engines claim to be number {engine or 0} of the pod"
+            + (f"; they differ in {', '.join(differing[:4])}" if differing else ""),
+            Reason.AMBIGUOUS_METRICS,
+        )
+
+
+def _first(page: Page, figures: Iterable[Figure]) -> int | None:
+    """Return the sum of the first figure whose series is there.
+
+    A label's series begins with its first event: without it, but with others of that name, there
+    was none yet.
+    """
+    for figure in figures:
+        if figure.name in page:
+            return sum(_count(value, figure.name) for _, value in _matching(page, figure))
+    return None
+
+
+def _count(value: float, name: str) -> int:
+    if not 0 <= value <= MAX_COUNT:
+        raise InvalidPageError(f"{name} is {value}")
+    return int(value)
+
+
+def _share(value: float, name: str) -> float:
+    if not 0 <= value <= 1:
+        raise InvalidPageError(f"{name} is {value}, not between 0 and 1")
+    return value
+
+
+def _started(page: Page, figure: Figure) -> datetime | None:
+    values = [value for _, value in _matching(page, figure)]
+    if not values:
+        return None
+    # Of several processes behind one port the youngest counts its own figures from then on.
+    latest = max(values)
+    if not all(0 <= value <= _LATEST_START for value in values):
+        raise InvalidPageError(f"{figure.name} is {latest}")
+    return datetime.fromtimestamp(latest, UTC)
+
+
+def _awake(page: Page, figure: Figure | None) -> bool | None:
+    if figure is None or not (series := _matching(page, figure)):
+        return None
+    return all(_count(value, figure.name) for _, value in series)
+
+
+def _finished(page: Page, metrics: EngineMetrics) -> dict[str, int]:
+    figure, counts = metrics.finished, Counter[str]()
+    if figure is not None:
+        for labels, value in _matching(page, figure):
+            counts[labels.get(metrics.finished_label, "")] += _count(value, figure.name)
+    return dict(counts)
+
+
+def _offload(page: Page, metrics: EngineMetrics) -> Offload | None:
+    found = {name: _first(page, figures) for name, figures in metrics.offload.items()}
+    return None if all(value is None for value in found.values()) else Offload(**found)
+
+
+def _report(info: Sequence[Series]) -> EngineReport | None:
+    """Return the cache of one engine in the pod.
+
+    With several data-parallel engines behind one API server the label num_gpu_blocks is the sum
+    over the engines, repeated on the series of each of them (v1/engine/core_client.py, 0.32.0).
+    """
+    if not info:
+        return None
+    labels = info[0][0]
+    total = _label(labels, "num_gpu_blocks")
+    if total is None:
+        return None
+    # From 0.31 a block of the scheduler may span more tokens than the flag says.
+    spans = ("effective_attention_block_size", "block_size")
+    return EngineReport(
+        blocks=total // len(info),
+        block_tokens=next((n for name in spans if (n := _label(labels, name)) is not None), None),
+        max_concurrency=_concurrency(labels),
+        # What the flag gave; with an override of the blocks it says nothing about them.
+        kv_cache_bytes=None
+        if _label(labels, "num_gpu_blocks_override") is not None
+        else _label(labels, "kv_cache_memory_bytes"),
+    )
+
+
+def _label(labels: Labels, name: str) -> int | None:
+    text = labels.get(name, "None")
+    if text in ("None", ""):
+        return None
+    # The bound keeps status within int64 and JSON's exact integers.
+    if not _WHOLE.fullmatch(text) or int(text) == 0:
+        raise InvalidPageError(f"label {name} of the cache configuration is {text[:40]!r}")
+    return int(text)
+
+
+def _concurrency(labels: Labels) -> Fraction | None:
+    text = labels.get("kv_cache_max_concurrency", "None")
+    if text in ("None", ""):
+        return None
+    # Checked as text first: a fraction of 1e999999999 would fill the memory.
+    value = Fraction(text) if _DECIMAL.fullmatch(text) else Fraction(0)
+    if value <= 0:
+        raise InvalidPageError(f"label kv_cache_max_concurrency is {text[:40]!r}")
+    return value

@@ -1,0 +1,46 @@
+"""The recent observations of a pod: in order, once each, bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballonet.diagnosis.observation import Observation
+from ballonet.telemetry.ring import MAX_OBSERVATIONS, SPAN, Ring
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def filled(seconds: Iterable[float]) -> list[float]:
+    ring = Ring()
+    for second in seconds:
+        ring.add(Observation(at=START + timedelta(seconds=second), engines=1))
+    return [(one.at - START).total_seconds() for one in ring]
+
+
+def test_a_sample_that_is_told_twice_is_kept_once() -> None:
+    assert filled([0, 0, 15, 15, 30]) == [0, 15, 30]
+
+
+def test_a_late_sample_is_left_out_and_a_clock_that_was_set_back_begins_anew() -> None:
+    assert filled([0, 30, 15, 45]) == [0, 30, 45]
+    assert filled([3600, 3615, 0, 15]) == [0, 15]
+
+
+def test_passes_that_follow_each_other_closely_do_not_push_out_the_past() -> None:
+    kept = filled(n for n in range(1000))
+    assert kept[-1] == 999
+    assert kept[0] < 999 - 15 * 60
+
+
+@given(st.lists(st.floats(0, 10**5), max_size=300))
+def test_what_is_kept_rises_and_is_bounded(seconds: list[float]) -> None:
+    kept = filled(seconds)
+    assert kept == sorted(set(kept))
+    assert len(kept) <= MAX_OBSERVATIONS
+    assert not kept or kept[-1] - kept[0] <= SPAN.total_seconds()
+    # The newest is never thrown away for an older one.
+    assert not seconds or abs(kept[-1] - seconds[-1]) < 60 or seconds[-1] in kept
