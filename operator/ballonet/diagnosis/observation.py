@@ -35,6 +35,8 @@ class Sequences:
         count: sequences that hold blocks.
         tokens: their tokens, added up.
         longest_tokens: the longest of them.
+        shared_blocks: blocks that two or more of them hold.
+        shared_blocks: blocks that two or more of them hold.
         running_peak: most that ran at once since the last reading.
         past_ceiling: by role, how many hold more tokens than the role declares.
         past_compaction: by role, how many hold more than their runtime should have left them.
@@ -44,6 +46,7 @@ class Sequences:
     count: int
     tokens: int
     longest_tokens: int
+    shared_blocks: int | None = None
     running_peak: int | None = None
     past_ceiling: Mapping[str, int] = field(default_factory=dict)
     past_compaction: Mapping[str, int] = field(default_factory=dict)

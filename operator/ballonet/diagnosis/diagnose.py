@@ -1,0 +1,155 @@
+"""From the observations of a pool's pods to one verdict, without flapping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from ballonet.api.conditions import Reason
+from ballonet.diagnosis.facts import Facts
+from ballonet.diagnosis.findings import CHAIN, Rule
+from ballonet.diagnosis.observation import Observation
+from ballonet.diagnosis.window import CannotSay, History
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How a finding has gone so far.
+
+    Attributes:
+        found: whether it is part of the diagnosis.
+        evidence: its numbers when it was seen last.
+        turning_since: since when it has looked the other way than ``found`` says.
+    """
+
+    found: bool = False
+    evidence: str = ""
+    turning_since: datetime | None = None
+
+
+Courses = Mapping[Reason, Course]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One finding with its numbers in words."""
+
+    name: Reason
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What live numbers say.
+
+    Attributes:
+        verdict: the first of the chain that is found, HEALTHY, or NO_VERDICT.
+        evidence: all that is found, in the order of the chain; one that says why there is nothing
+            to find otherwise.
+        courses: what the next diagnosis goes on from.
+    """
+
+    verdict: Reason
+    evidence: tuple[Evidence, ...]
+    courses: Courses
+
+
+TOO_FEW: Final = "the engines have not been watched for long enough"
+
+
+def no_verdict(why: str) -> Diagnosis:
+    """Return the diagnosis where numbers are missing or speak of something else."""
+    return Diagnosis(Reason.NO_VERDICT, (Evidence(Reason.NO_VERDICT, why),), {})
+
+
+def resumed(evidence: Sequence[Evidence]) -> Courses:
+    """Return where to go on from after a restart of the operator: what was found stays found.
+
+    Nothing of it is dropped before there are numbers that say otherwise.
+    """
+    known = {rule.name for rule in CHAIN}
+    return {e.name: Course(True, e.text) for e in evidence if e.name in known}
+
+
+def diagnose(
+    pods: Mapping[str, Sequence[Observation]], facts: Facts, courses: Courses
+) -> Diagnosis:
+    """Return what is found in the observations of each pod, oldest first.
+
+    The time of day is that of the newest observation: what stands still here is not the clock.
+    """
+    histories = {name: History(seen) for name, seen in sorted(pods.items()) if seen}
+    if not histories:
+        return no_verdict(TOO_FEW)
+    now = max(seen[-1].at for seen in pods.values() if seen)
+    following = {
+        rule.name: _followed(rule, histories, facts, courses.get(rule.name, Course()), now)
+        for rule in CHAIN
+    }
+    found = tuple(Evidence(name, c.evidence) for name, c in following.items() if c.found)
+    if found:
+        return Diagnosis(found[0].name, found, following)
+    if not all(_watched(history, facts) for history in histories.values()):
+        return replace(no_verdict(TOO_FEW), courses=following)
+    healthy = Evidence(Reason.HEALTHY, Reason.HEALTHY.doc.removesuffix("."))
+    return Diagnosis(Reason.HEALTHY, (healthy,), following)
+
+
+def _followed(
+    rule: Rule, histories: Mapping[str, History], facts: Facts, course: Course, now: datetime
+) -> Course:
+    """Return the course of a finding after another look.
+
+    It turns only after it has looked the other way for long enough; where nothing can be said it
+    stays as it is.
+    """
+    try:
+        evidence = _look(rule, histories, facts, found=course.found)
+    except CannotSay:
+        return course
+    text = course.evidence if evidence is None else evidence
+    if (evidence is not None) == course.found:
+        return Course(course.found, text)
+    since = course.turning_since or now
+    span = rule.release if course.found else rule.after
+    if now - since >= timedelta(seconds=span(facts.thresholds)):
+        return Course(not course.found, text)
+    return Course(course.found, text, since)
+
+
+def _look(rule: Rule, histories: Mapping[str, History], facts: Facts, *, found: bool) -> str | None:
+    """Return the evidence of the first pod that shows the finding; None where none does.
+
+    Raises:
+        CannotSay: no pod shows it, and of one it cannot be said.
+    """
+    shown: dict[str, str] = {}
+    unsaid: CannotSay | None = None
+    for pod, history in histories.items():
+        try:
+            evidence = rule.look(history, facts, found)
+        except CannotSay as reason:
+            unsaid = reason
+            continue
+        if evidence is not None:
+            shown[pod] = evidence
+        elif rule.every_pod:
+            return None
+    if unsaid is not None and (rule.every_pod or not shown):
+        raise unsaid
+    if not shown:
+        return None
+    pod, evidence = next(iter(shown.items()))
+    if rule.every_pod or len(histories) == 1:
+        return evidence
+    return f"{len(shown)} of {len(histories)} pods; {pod}: {evidence}"
+
+
+def _watched(history: History, facts: Facts) -> bool:
+    try:
+        history.over(facts.thresholds.pressure_seconds)
+    except CannotSay:
+        return False
+    return True

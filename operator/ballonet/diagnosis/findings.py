@@ -1,0 +1,554 @@
+"""The chain of findings: what each one means in numbers. The first that holds is the verdict.
+
+Each finding looks at one pod. It returns its evidence as a sentence, or None where it does not
+hold; ``CannotSay`` is raised where a series is absent or has not been seen for long enough. The
+first paragraph of its docstring is its rule in docs/diagnosis.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from ballonet.api.conditions import Reason
+from ballonet.api.v1alpha1 import DiagnosisSpec
+from ballonet.diagnosis.facts import Facts
+from ballonet.diagnosis.observation import Observation, Offload
+from ballonet.diagnosis.window import CannotSay, History, Read, Window, has_work, number
+from ballonet.kv.units import counted
+
+# Requests come and go between samples: so many of them must show the same.
+SUSTAINED: Final = Fraction(4, 5)
+# What is found already is kept down to this share.
+STILL_SUSTAINED: Final = Fraction(1, 2)
+# Ended requests of which means are taken.
+ENOUGH_REQUESTS: Final = 4
+# From this share of the ceiling on a request is near it.
+NEAR_CEILING_PERCENT: Final = 80
+# A cache that found less than this before has nothing to lose.
+WARM: Final = Fraction(1, 5)
+# Of what goes to host memory so much should come back.
+USEFUL_LOADS: Final = Fraction(1, 10)
+
+Look = Callable[[History, Facts, bool], str | None]
+Span = Callable[[DiagnosisSpec], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One finding of the chain.
+
+    Attributes:
+        look: whether it holds for a pod; its third argument says whether it is found already.
+        metrics: the series it needs, as the engine names them.
+        versions: engine versions that have them.
+        after: how long it must hold without a break, beyond what ``look`` covers.
+        release: how long it must not hold before it is dropped.
+        every_pod: whether it must hold for every pod instead of one.
+    """
+
+    name: Reason
+    look: Look
+    metrics: str
+    versions: str = "all"
+    after: Span = lambda _: 0
+    release: Span = lambda thresholds: thresholds.release_seconds
+    every_pod: bool = False
+
+
+# --- engines that do not work, or not as they should ----------------------------------------------
+
+
+def engine_stuck(history: History, facts: Facts, _found: bool) -> str | None:
+    """There is work, and no token or step counter moved for stuckSeconds, while the engine is awake
+    and waits for no KV data.
+    """
+    stretch = history.stretch_without_progress
+    if len(stretch) < 2 or stretch[-1].awake is False or stretch[-1].fetching:
+        return None
+    window = Window(stretch)
+    if window.seconds < facts.thresholds.stuck_seconds:
+        return None
+    running, waiting = window.last.running or 0, window.last.waiting_for_room or 0
+    return (
+        f"no token and no step for {window.seconds} s; {running:,} requests run, {waiting:,} wait"
+    )
+
+
+def preempting(history: History, facts: Facts, _found: bool) -> str | None:
+    """The counter of preemptions rose within pressureSeconds."""
+    window = history.lately(facts.thresholds.pressure_seconds)
+    count = window.increase(lambda o: o.preemptions)
+    if not count:
+        return None
+    return (
+        f"{counted(count, 'preemption')} in {window.seconds} s with up to "
+        f"{window.peak(_running):,} of {_slots(window.last, facts):,} slots taken"
+        f"{_usage_text(window)}"
+    )
+
+
+def rejecting(history: History, facts: Facts, _found: bool) -> str | None:
+    """The queue turned requests away within pressureSeconds; where the engine does not count that
+    and the queue is bounded, HTTP 5xx count as weaker evidence.
+    """
+    window = history.lately(facts.thresholds.pressure_seconds)
+    if window.last.rejections is not None:
+        count = window.increase(lambda o: o.rejections)
+        said = "turned away by the bound of the queue"
+    elif facts.bounded_queue:
+        count = window.increase(lambda o: o.http_5xx)
+        said = "answered with HTTP 5xx; that the bound of the queue did it is inferred"
+    else:
+        return None
+    if not count:
+        return None
+    return f"{counted(count, 'request')} in {window.seconds} s {said}"
+
+
+# --- requests that wait ---------------------------------------------------------------------------
+
+
+def block_bound(history: History, facts: Facts, found: bool) -> str | None:
+    """Requests wait for room in 80 % of pressureSeconds, slots are free, and the blocks that are
+    free do not hold a sequence at the ceiling.
+    """
+    window = _waiting(history, facts.thresholds.pressure_seconds, found)
+    if window is None or _short_of(window, facts) != "blocks":
+        return None
+    return _waiting_text(window, facts) + _blocks_text(window, facts)
+
+
+def limit_too_tight(history: History, facts: Facts, found: bool) -> str | None:
+    """Requests wait for room in 80 % of trendSeconds, all slots are taken, and usage stays under
+    tightUsagePercent (95th percentile).
+    """
+    window = _waiting(history, facts.thresholds.trend_seconds, found)
+    if window is None or _short_of(window, facts) != "slots":
+        return None
+    tight = facts.thresholds.tight_usage_percent
+    if window.high(lambda o: o.usage_per_mille) >= tight * 10:
+        return None
+    return f"{_waiting_text(window, facts)}, and usage stays under {tight} %{_usage_text(window)}"
+
+
+def slot_bound(history: History, facts: Facts, found: bool) -> str | None:
+    """Requests wait for room in 80 % of pressureSeconds, and all slots are taken."""
+    window = _waiting(history, facts.thresholds.pressure_seconds, found)
+    if window is None or _short_of(window, facts) != "slots":
+        return None
+    return _waiting_text(window, facts) + _usage_text(window)
+
+
+def compute_bound(history: History, facts: Facts, found: bool) -> str | None:
+    """Requests wait for room in 80 % of pressureSeconds although slots and the blocks of a whole
+    sequence are free.
+    """
+    window = _waiting(history, facts.thresholds.pressure_seconds, found)
+    if window is None or _short_of(window, facts) is not None:
+        return None
+    return _waiting_text(window, facts) + _blocks_text(window, facts)
+
+
+def _waiting(history: History, seconds: int, found: bool) -> Window | None:
+    """Return the window if requests wait for room in most of it."""
+    window = history.over(seconds)
+    waiting = window.values(lambda o: o.waiting_for_room)
+    share = Fraction(sum(map(bool, waiting)), len(waiting))
+    return window if share >= (STILL_SUSTAINED if found else SUSTAINED) else None
+
+
+def _short_of(window: Window, facts: Facts) -> str | None:
+    """Return what the requests that wait are short of in most samples: slots, blocks or neither."""
+    short = Counter(_lacks(o, facts) for o in window.samples if o.waiting_for_room)
+    return max(("blocks", "slots", None), key=lambda what: short[what])
+
+
+def _lacks(sample: Observation, facts: Facts) -> str | None:
+    running = number(sample.running)
+    if running >= _slots(sample, facts):
+        return "slots"
+    # Usage alone is no test: a long prompt at the head of the queue needs many blocks at once.
+    free, needed = _free_blocks(sample), facts.blocks_at_ceiling
+    if free is None or needed is None or free < needed:
+        return "blocks"
+    # The engines of a pod have slots of their own, and only their sum is known.
+    return "slots" if sample.engines > 1 and running >= facts.limit else None
+
+
+# --- what fills the memory ------------------------------------------------------------------------
+
+
+def long_context(history: History, facts: Facts, _found: bool) -> str | None:
+    """Within trendSeconds used blocks and blocks per running sequence rose by growthPercent, the
+    number of running sequences did not, and usage is at least tightUsagePercent.
+    """
+    growth = _growth(history, facts)
+    if growth is None or not growth.longer or growth.more:
+        return None
+    return growth.text
+
+
+def long_context_and_admission(history: History, facts: Facts, _found: bool) -> str | None:
+    """As LongContext, and the number of running sequences rose by growthPercent too."""
+    growth = _growth(history, facts)
+    if growth is None or not (growth.longer and growth.more):
+        return None
+    return growth.text
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    longer: bool
+    more: bool
+    text: str
+
+
+def _growth(history: History, facts: Facts) -> _Growth | None:
+    """Return how memory grew from the first to the last third of the time; None if it did not.
+
+    Longer sequences hold more blocks each. With the probe their tokens are known instead, which
+    also tells where blocks do not: behind a window, and where prefixes are shared.
+    """
+    window = history.over(facts.thresholds.trend_seconds)
+    used = window.ends(lambda o: _fraction(o.used_blocks))
+    usage = window.ends(lambda o: _fraction(o.usage_per_mille))[1]
+    enough = usage >= facts.thresholds.tight_usage_percent * 10
+    if not (enough and _rises(used, facts)):
+        return None
+    running = window.ends(lambda o: _fraction(o.running))
+    exact = window.last.sequences is not None
+    lengths = window.ends(_mean_tokens if exact else _blocks_per_sequence)
+    if exact:
+        length = f"from {int(lengths[0]):,} to {int(lengths[1]):,} tokens each"
+    else:
+        tokens = facts.tokens_of(lengths[1])
+        least = "" if tokens is None else f", at least {tokens:,} tokens"
+        length = f"from {_tenths(lengths[0])} to {_tenths(lengths[1])} blocks each{least}"
+    text = (
+        f"in {window.seconds} s usage rose to {int(usage) / 10:g} %: sequences {length}, "
+        f"{int(running[0]):,} to {int(running[1]):,} of them at once"
+    )
+    return _Growth(_rises(lengths, facts), _rises(running, facts), text)
+
+
+def _rises(ends: tuple[Fraction, Fraction], facts: Facts) -> bool:
+    before, after = ends
+    least = before * (100 + facts.thresholds.growth_percent) / 100
+    return after >= least and after - before >= 1
+
+
+# --- what requests are like -----------------------------------------------------------------------
+
+
+def ceiling_hit(history: History, facts: Facts, _found: bool) -> str | None:
+    """Requests ended by length within trendSeconds and ended requests hold at least ceilingPercent
+    of the ceiling on average, with the probe the longest does; or requests got HTTP 4xx while
+    others are at 80 % of the ceiling.
+    """
+    window = history.lately(facts.thresholds.trend_seconds)
+    by_length = window.increase(_ended_by_length)
+    ended, mean = _ended_tokens(window)
+    reached = facts.ceiling * facts.thresholds.ceiling_percent
+    longest = window.last.sequences.longest_tokens if window.last.sequences else 0
+    if by_length and 100 * max(mean, longest) >= reached:
+        exact = f"; the longest now holds {longest:,}" if longest else ""
+        return (
+            f"{by_length:,} of {counted(ended, 'request')} ended by length in {window.seconds} s, "
+            f"{mean:,} tokens on average with the prompt{exact}; the ceiling is {facts.ceiling:,}"
+        )
+    refused = (window.last.http_4xx or 0) - (window.first.http_4xx or 0)
+    near = max(mean, longest, _live_tokens(window.last, facts))
+    if refused > 0 and 100 * near >= NEAR_CEILING_PERCENT * facts.ceiling:
+        return (
+            f"{counted(refused, 'request')} answered with HTTP 4xx in {window.seconds} s while "
+            f"others hold {near:,} of {facts.ceiling:,} tokens; that they were too long is inferred"
+        )
+    return None
+
+
+def role_ceiling_exceeded(history: History, facts: Facts, _found: bool) -> str | None:
+    """Sequences hold, or ended within trendSeconds with, more tokens than their role declares."""
+    window = history.lately(facts.thresholds.trend_seconds)
+    before, now = window.first.sequences, window.last.sequences
+    if before is None or now is None:
+        raise CannotSay
+    ended = {
+        role: count - before.ended_past_ceiling.get(role, 0)
+        for role, count in now.ended_past_ceiling.items()
+    }
+    past = {
+        role: now.past_ceiling.get(role, 0) + ended.get(role, 0)
+        for role in sorted({*now.past_ceiling, *ended})
+    }
+    said = ", ".join(f"{count:,} of role {role}" for role, count in past.items() if count > 0)
+    if not said:
+        return None
+    return (
+        f"sequences past the ceiling of their role in {window.seconds} s: {said}; the longest now "
+        f"holds {now.longest_tokens:,} tokens"
+    )
+
+
+def prefix_miss(history: History, facts: Facts, _found: bool) -> str | None:
+    """A prefix of at least one block is declared, and within trendSeconds the cache found less than
+    prefixHitPercent of what it alone would give; or prefix caching is off.
+    """
+    if not facts.prefixes:
+        return None
+    window = history.over(facts.thresholds.trend_seconds)
+    ended = window.increase(lambda o: o.finished_requests)
+    if ended < ENOUGH_REQUESTS:
+        return None
+    names = ", ".join(prefix.name for prefix in facts.prefixes)
+    if not facts.prefix_caching:
+        return f"prefix {names} is declared, but prefix caching is off"
+    prompt = Fraction(window.increase(lambda o: o.finished_prompt_tokens), ended)
+    queried = window.increase(lambda o: o.prefix_queried_tokens)
+    hit = window.increase(lambda o: o.prefix_hit_tokens)
+    if not queried or not prompt:
+        return None
+    expected = min(
+        Fraction(1), sum((p.tokens * p.sequences for p in facts.prefixes), Fraction(0)) / prompt
+    )
+    share = Fraction(hit, queried)
+    if share >= expected * facts.thresholds.prefix_hit_percent / 100:
+        return None
+    return (
+        f"{_percent(share)} % of {queried:,} prompt tokens were found in the cache in "
+        f"{window.seconds} s; prefix {names} alone should give {_percent(expected)} %"
+        f"{_usage_text(window)}"
+    )
+
+
+def cache_churn(history: History, facts: Facts, _found: bool) -> str | None:
+    """From the first to the second half of trendSeconds the share of prompt tokens found in the
+    cache fell by half, and a request computes growthPercent more of them.
+    """
+    earlier, later = history.over(facts.thresholds.trend_seconds).halves()
+    shares = _hit_share(earlier), _hit_share(later)
+    computed = _computed_tokens(earlier), _computed_tokens(later)
+    if shares[0] < WARM or 2 * shares[1] > shares[0] or not _rises(computed, facts):
+        return None
+    return (
+        f"the cache found {_percent(shares[0])} % of prompt tokens and then {_percent(shares[1])} "
+        f"%, so that a request computes {int(computed[1]):,} of them instead of "
+        f"{int(computed[0]):,}{_usage_text(later)}"
+    )
+
+
+def offload_thrash(history: History, facts: Facts, _found: bool) -> str | None:
+    """Within trendSeconds host memory had no room for transfers, or took more bytes than it has and
+    gave back less than a tenth.
+    """
+    if history.last.offload is None:
+        raise CannotSay
+    window = history.over(facts.thresholds.trend_seconds)
+    failures = window.increase(_offload(lambda offload: offload.allocation_failures or 0))
+    if failures:
+        return f"host memory had no room for {counted(failures, 'transfer')} in {window.seconds} s"
+    stored = window.increase(_offload(lambda offload: offload.stored_bytes))
+    loaded = window.increase(_offload(lambda offload: offload.loaded_bytes))
+    if facts.offload_bytes is None or stored < facts.offload_bytes:
+        return None
+    if loaded >= USEFUL_LOADS * stored:
+        return None
+    return (
+        f"{stored:,} bytes went to host memory in {window.seconds} s, more than its "
+        f"{facts.offload_bytes:,}, and {loaded:,} came back"
+    )
+
+
+# --- pools that have room -------------------------------------------------------------------------
+
+
+def overprovisioned(history: History, facts: Facts, _found: bool) -> str | None:
+    """No request waited and usage stayed under spareUsagePercent for spareSeconds, in every pod."""
+    window = history.over(facts.thresholds.pressure_seconds)
+    spare = facts.thresholds.spare_usage_percent
+    if window.peak(lambda o: o.waiting) or window.peak(lambda o: o.usage_per_mille) >= spare * 10:
+        return None
+    return f"no request has waited, and usage has stayed under {spare} %"
+
+
+def idle(history: History, facts: Facts, _found: bool) -> str | None:
+    """No request ran or waited and no token was made for idleSeconds, in every pod."""
+    window = history.over(facts.thresholds.pressure_seconds)
+    if any(map(has_work, window.samples)) or window.increase(lambda o: o.generation_tokens):
+        return None
+    return "no request runs or waits, and no token was made"
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def _offload(read: Callable[[Offload], int | None]) -> Read:
+    return lambda sample: None if sample.offload is None else read(sample.offload)
+
+
+def _running(sample: Observation) -> int | None:
+    return sample.running
+
+
+def _slots(sample: Observation, facts: Facts) -> int:
+    return facts.limit * sample.engines
+
+
+def _free_blocks(sample: Observation) -> int | None:
+    """Return the blocks that are free in the fullest engine."""
+    if sample.blocks is None or sample.usage_per_mille is None:
+        return None
+    return (sample.blocks - 1) * (1000 - sample.usage_per_mille) // 1000
+
+
+def _fraction(value: int | None) -> Fraction | None:
+    return None if value is None else Fraction(value)
+
+
+def _blocks_per_sequence(sample: Observation) -> Fraction | None:
+    if sample.used_blocks is None or not sample.running:
+        return None
+    return Fraction(sample.used_blocks, sample.running)
+
+
+def _mean_tokens(sample: Observation) -> Fraction | None:
+    if sample.sequences is None or not sample.sequences.count:
+        return None
+    return Fraction(sample.sequences.tokens, sample.sequences.count)
+
+
+def _live_tokens(sample: Observation, facts: Facts) -> int:
+    """Return the tokens that live sequences hold at least, on average; 0 where unknown."""
+    blocks = _blocks_per_sequence(sample)
+    return 0 if blocks is None else facts.tokens_of(blocks) or 0
+
+
+def _ended_by_length(sample: Observation) -> int | None:
+    return sample.finished.get("length", 0) if sample.finished else None
+
+
+def _ended_tokens(window: Window) -> tuple[int, int]:
+    """Return how many requests ended, and their tokens with the prompt on average."""
+    ended = window.increase(lambda o: o.finished_requests)
+    prompt = window.increase(lambda o: o.finished_prompt_tokens)
+    made = window.increase(lambda o: o.finished_generation_tokens)
+    return ended, (prompt + made) // ended if ended else 0
+
+
+def _hit_share(window: Window) -> Fraction:
+    queried = window.increase(lambda o: o.prefix_queried_tokens)
+    if not queried:
+        raise CannotSay
+    return Fraction(window.increase(lambda o: o.prefix_hit_tokens), queried)
+
+
+def _computed_tokens(window: Window) -> Fraction:
+    ended = window.increase(lambda o: o.finished_requests)
+    if ended < ENOUGH_REQUESTS:
+        raise CannotSay
+    return Fraction(window.increase(lambda o: o.computed_prompt_tokens), ended)
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _tenths(value: Fraction) -> str:
+    return f"{round(value * 10) / 10:,.1f}"
+
+
+def _percent(share: Fraction) -> int:
+    return round(share * 100)
+
+
+def _usage_text(window: Window) -> str:
+    usages = [o.usage_per_mille for o in window.samples if o.usage_per_mille is not None]
+    return f"; usage up to {max(usages) / 10:g} %" if usages else ""
+
+
+def _waiting_text(window: Window, facts: Facts) -> str:
+    last = window.last
+    return (
+        f"requests wait for {window.seconds} s ({last.waiting_for_room or 0:,} now) with "
+        f"{last.running or 0:,} of {_slots(last, facts):,} slots taken"
+    )
+
+
+def _blocks_text(window: Window, facts: Facts) -> str:
+    free, needed = _free_blocks(window.last), facts.blocks_at_ceiling
+    if free is None:
+        return ""
+    whole = "" if needed is None else f"; a sequence at the ceiling takes {needed:,}"
+    return f"; {free:,} of {(window.last.blocks or 1) - 1:,} blocks are free{whole}"
+
+
+# --- the chain ------------------------------------------------------------------------------------
+
+_WAITING: Final = "num_requests_waiting_by_reason, num_requests_running, kv_cache_usage_perc"
+_SINCE_REASONS: Final = "all; before 0.20.2 requests that wait for something else count too"
+_ENDED: Final = "request_success, request_prompt_tokens, request_generation_tokens"
+_HITS: Final = "prefix_cache_queries, prefix_cache_hits"
+
+CHAIN: Final = (
+    Rule(
+        Reason.ENGINE_STUCK,
+        engine_stuck,
+        "prompt_tokens, generation_tokens, iteration_tokens_total, num_requests_running, "
+        "num_requests_waiting_by_reason, engine_sleep_state, num_requests_kv_fetch_by_stage",
+        "all; sleep from 0.11.2, fetching from 0.32",
+    ),
+    Rule(Reason.PREEMPTING, preempting, "num_preemptions"),
+    Rule(
+        Reason.REJECTING,
+        rejecting,
+        "admission_rejections, http_requests",
+        "0.32; the weaker evidence from 0.29",
+    ),
+    Rule(Reason.BLOCK_BOUND, block_bound, _WAITING, _SINCE_REASONS),
+    Rule(Reason.LIMIT_TOO_TIGHT, limit_too_tight, _WAITING, _SINCE_REASONS),
+    Rule(Reason.SLOT_BOUND, slot_bound, _WAITING, _SINCE_REASONS),
+    Rule(Reason.COMPUTE_BOUND, compute_bound, _WAITING, _SINCE_REASONS),
+    Rule(
+        Reason.LONG_CONTEXT_AND_ADMISSION,
+        long_context_and_admission,
+        "kv_cache_usage_perc, num_requests_running; exact with the probe",
+    ),
+    Rule(
+        Reason.LONG_CONTEXT,
+        long_context,
+        "kv_cache_usage_perc, num_requests_running; exact with the probe",
+    ),
+    Rule(Reason.CEILING_HIT, ceiling_hit, f"{_ENDED}, http_requests; exact with the probe"),
+    Rule(Reason.ROLE_CEILING_EXCEEDED, role_ceiling_exceeded, "the probe's own", "with the probe"),
+    Rule(Reason.PREFIX_MISS, prefix_miss, f"{_HITS}, request_prompt_tokens"),
+    Rule(
+        Reason.CACHE_CHURN,
+        cache_churn,
+        f"{_HITS}, request_prefill_kv_computed_tokens",
+        "0.13",
+    ),
+    Rule(
+        Reason.OFFLOAD_THRASH,
+        offload_thrash,
+        "kv_offload_store_bytes, kv_offload_load_bytes, kv_offload_allocation_failure",
+        "0.24, with offload",
+    ),
+    Rule(
+        Reason.OVERPROVISIONED,
+        overprovisioned,
+        "num_requests_waiting, kv_cache_usage_perc",
+        after=lambda thresholds: thresholds.spare_seconds,
+        release=lambda _: 0,
+        every_pod=True,
+    ),
+    Rule(
+        Reason.IDLE,
+        idle,
+        "num_requests_running, num_requests_waiting, generation_tokens",
+        after=lambda thresholds: thresholds.idle_seconds,
+        release=lambda _: 0,
+        every_pod=True,
+    ),
+)

@@ -1,0 +1,207 @@
+"""Stretches of one pod's observations, and what can be read off them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from fractions import Fraction
+from itertools import takewhile
+from statistics import median_low
+from typing import Final
+
+from ballonet.diagnosis.observation import Observation
+
+# Two samples further apart than a duration and this have a hole between them.
+LARGEST_GAP_SECONDS: Final = 45
+
+Read = Callable[[Observation], int | None]
+
+# A counter that falls means that the process started anew, whether it says when or not.
+_COUNTERS: Final[tuple[Read, ...]] = (
+    lambda o: o.prompt_tokens,
+    lambda o: o.generation_tokens,
+    lambda o: o.iterations,
+    lambda o: o.preemptions,
+    lambda o: o.finished_requests,
+    lambda o: o.prefix_queried_tokens,
+)
+
+
+class CannotSay(Exception):  # noqa: N818 - the name says what is wrong
+    """The numbers that a question needs are absent, or too few of them have been seen yet."""
+
+
+def number(value: int | None) -> int:
+    """Return a number that was reported.
+
+    Raises:
+        CannotSay: it is absent.
+    """
+    if value is None:
+        raise CannotSay
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Observations of one run of a pod, oldest first; at least two, and nothing is missing."""
+
+    samples: Sequence[Observation]
+
+    @property
+    def first(self) -> Observation:
+        """The oldest."""
+        return self.samples[0]
+
+    @property
+    def last(self) -> Observation:
+        """The newest."""
+        return self.samples[-1]
+
+    @property
+    def seconds(self) -> int:
+        """Time from the oldest to the newest."""
+        return round((self.last.at - self.first.at).total_seconds())
+
+    def values(self, read: Read) -> list[int]:
+        """Return a number of every sample.
+
+        Raises:
+            CannotSay: one of them does not report it.
+        """
+        return [number(read(sample)) for sample in self.samples]
+
+    def increase(self, counter: Read) -> int:
+        """Return by how much a counter rose."""
+        return number(counter(self.last)) - number(counter(self.first))
+
+    def peak(self, read: Read) -> int:
+        """Return the highest of a number."""
+        return max(self.values(read))
+
+    def high(self, read: Read) -> int:
+        """Return the 95th percentile of a number, by nearest rank."""
+        values = sorted(self.values(read))
+        return values[-(-95 * len(values) // 100) - 1]
+
+    def share(self, holds: Callable[[Observation], bool]) -> Fraction:
+        """Return in which share of the samples something holds."""
+        return Fraction(sum(map(holds, self.samples)), len(self.samples))
+
+    def halves(self) -> tuple[Window, Window]:
+        """Return the samples before and after the middle; that in the middle ends one half.
+
+        Raises:
+            CannotSay: there are fewer than three.
+        """
+        middle = len(self.samples) // 2
+        if len(self.samples) < 3:
+            raise CannotSay
+        return Window(self.samples[: middle + 1]), Window(self.samples[middle:])
+
+    def ends(self, read: Callable[[Observation], Fraction | None]) -> tuple[Fraction, Fraction]:
+        """Return the median of a number in the first and in the last third of the samples.
+
+        Samples for which it does not exist do not count.
+
+        Raises:
+            CannotSay: it exists in none of a third.
+        """
+        third = max(1, len(self.samples) // 3)
+        parts = self.samples[:third], self.samples[-third:]
+        values = [[value for o in part if (value := read(o)) is not None] for part in parts]
+        if not all(values):
+            raise CannotSay
+        return median_low(values[0]), median_low(values[1])
+
+
+class History:
+    """What is known of one pod since it last started.
+
+    Where an engine has work and its counters stand still, its gauges are old numbers: everything
+    but ``stretch_without_progress`` sees the samples only up to the last progress.
+
+    Raises:
+        CannotSay: there is no observation.
+    """
+
+    def __init__(self, observations: Sequence[Observation]) -> None:
+        if not observations:
+            raise CannotSay
+        self._run = _since_start(observations)
+        still = len(list(takewhile(self._stands_still, reversed(self._run))))
+        self._stretch = self._run[-still:] if still else []
+        # The first sample of a stretch is the one that the last progress led to.
+        self._moving = self._run[: len(self._run) - still + 1] if still else self._run
+
+    @property
+    def last(self) -> Observation:
+        """The newest observation that is no old number."""
+        return self._moving[-1]
+
+    @property
+    def stretch_without_progress(self) -> Sequence[Observation]:
+        """The newest samples in which the engine had work and no counter moved."""
+        return self._stretch
+
+    def over(self, seconds: int) -> Window:
+        """Return the samples that cover the last so many seconds.
+
+        Raises:
+            CannotSay: there are not so many yet, or a hole is in them.
+        """
+        window = self.lately(seconds)
+        if window.last.at - window.first.at < timedelta(seconds=seconds):
+            raise CannotSay
+        return window
+
+    def lately(self, seconds: int) -> Window:
+        """Return the samples of the last so many seconds and the one before, as far as they are.
+
+        Raises:
+            CannotSay: there are fewer than two.
+        """
+        start = self.last.at - timedelta(seconds=seconds)
+        earlier = [o for o in self._moving if o.at <= start]
+        samples = [o for o in self._moving if o.at > start]
+        if earlier and start - earlier[-1].at <= timedelta(seconds=LARGEST_GAP_SECONDS):
+            samples = [earlier[-1], *samples]
+        if len(samples) < 2:
+            raise CannotSay
+        return Window(samples)
+
+    def _stands_still(self, sample: Observation) -> bool:
+        progress = _progress(self._run[-1])
+        if not has_work(sample) or progress == _NO_COUNTERS:
+            return False
+        return _progress(sample) == progress
+
+
+def has_work(sample: Observation) -> bool:
+    """Return whether requests run, or wait for nothing but room."""
+    return bool((sample.running or 0) + (sample.waiting_for_room or 0))
+
+
+_NO_COUNTERS: Final = (None, None, None)
+
+
+def _progress(sample: Observation) -> tuple[int | None, ...]:
+    return sample.prompt_tokens, sample.generation_tokens, sample.iterations
+
+
+def _since_start(observations: Sequence[Observation]) -> list[Observation]:
+    run = [observations[-1]]
+    for earlier in reversed(observations[:-1]):
+        if any(_fell(earlier, run[-1])):
+            break
+        run.append(earlier)
+    return run[::-1]
+
+
+def _fell(earlier: Observation, later: Observation) -> Iterator[bool]:
+    if earlier.started_at is not None and later.started_at is not None:
+        yield earlier.started_at != later.started_at
+    for read in _COUNTERS:
+        before, after = read(earlier), read(later)
+        yield before is not None and after is not None and after < before
