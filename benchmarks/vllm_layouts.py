@@ -197,7 +197,9 @@ class Mixes:
         full = self._full()
         heads = full["num_kv_heads"]
         other = self._rng.choice([heads, heads, 2 * heads, 4 * heads, heads + 1, heads + 3])
-        return self._interleaved(full, self._windowed({**full, "num_kv_heads": other}))
+        block = self._rng.choice([16, 16, 32])
+        changed = {"num_kv_heads": other, "block_size": block}
+        return self._interleaved(full, self._windowed({**full, **changed}))
 
     def chunks(self) -> list[Layer]:
         full = self._full()
@@ -206,6 +208,11 @@ class Mixes:
     def two_windows(self) -> list[Layer]:
         full = self._full()
         return self._interleaved(full, self._windowed(full), self._windowed(full))
+
+    def remembered_windows(self) -> list[Layer]:
+        full = self._full()
+        remembered = {**full, "sliding_window": self._rng.choice(WINDOWS)}
+        return self._interleaved(full, remembered, self._windowed(full))
 
     def states(self) -> list[Layer]:
         heads = {"num_kv_heads": 8, "head_size": 128, "head_size_v": 128}
@@ -217,6 +224,19 @@ class Mixes:
 
     def states_of_other_pages(self) -> list[Layer]:
         return self._interleaved(self._full(), self._state())
+
+    def two_states(self) -> list[Layer]:
+        parts = [self._state(), self._state()]
+        return self._interleaved(*parts, *self._rng.choice([[], [self._full()]]))
+
+    def replicated_drafts(self) -> list[Layer]:
+        full = self._full()
+        draft = {**self._rng.choice([full, self._full()]), "dcp_sharded": False}
+        return self._interleaved(full, self._rng.choice([draft, self._windowed(draft)]))
+
+    def aligned_latents(self) -> list[Layer]:
+        aligned = {**self._latent(), "block_stride_alignment": self._rng.choice([4096, 10000])}
+        return self._interleaved(aligned, self._latent(), self._windowed(self._full()))
 
     def latents(self) -> list[Layer]:
         return [self._latent()] * self._rng.randint(1, 61)
@@ -307,15 +327,21 @@ FAMILIES = {
     Mixes.windows: ((0, 10), 3),
     Mixes.chunks: ((0, 10), 1),
     Mixes.two_windows: ((0, 10), 1),
+    Mixes.remembered_windows: ((0, 11), 1),
     Mixes.states: ((0, 10), 2),
+    Mixes.two_states: ((0, 11), 1),
     Mixes.states_of_other_pages: ((0, 10), 1),
     Mixes.latents: ((0, 10), 1),
     Mixes.latents_with_index: ((0, 11), 1),
     Mixes.windowed_latents: ((0, 20), 2),
     Mixes.latents_beside_windows: ((0, 11), 1),
     Mixes.cross_attention: ((0, 11), 1),
+    Mixes.replicated_drafts: ((0, 31), 1),
+    Mixes.aligned_latents: ((0, 31), 1),
     Mixes.anything: ((0, 12), 2),
 }
+# How often tokens are dealt to ranks, where not seldom.
+_SHARDED = {Mixes.replicated_drafts: 0.8}
 
 
 def random_case(rng: random.Random, version: tuple[int, ...]) -> tuple[list[Layer], dict[str, Any]]:
@@ -343,7 +369,7 @@ def random_case(rng: random.Random, version: tuple[int, ...]) -> tuple[list[Laye
         "max_in_flight_tokens": step * batches,
         "max_num_encoder_input_tokens": 1500 if family is Mixes.cross_attention else None,
         "mamba_cache_mode": mode,
-        "dcp": rng.choice([2, 4]) if rng.random() < 0.1 else 1,
+        "dcp": rng.choice([2, 4]) if rng.random() < _SHARDED.get(family, 0.1) else 1,
         "disable_hybrid": plain and rng.random() < 0.12,
         "auto_fit": version >= (0, 14, 0) and rng.random() < 0.1,
         "override": None,

@@ -558,16 +558,17 @@ def block_bytes(groups: Sequence[CacheGroup], rules: LayoutRules, *, packs_block
             for page, indices in _Bucket(group.layers).by_page.items():
                 most[page] = max(most[page], len(indices))
         return sum(page * count for page, count in most.items())
-    if not rules.aligns_strides:
-        return max(group.page_bytes for group in groups)
     specs = [list(group.layers.values()) for group in groups]
-    if packs_blocks and rules.packs_blocks:
-        alignment = lcm(*{spec.block_alignment_bytes for group in specs for spec in set(group)})
-        return round_up(max(group.page_bytes for group in groups), alignment)
-    return max(
-        sum(round_up(spec.page_bytes, spec.block_alignment_bytes) for spec in group)
-        for group in specs
-    )
+    if rules.aligns_strides and not packs_blocks:
+        return max(
+            sum(round_up(spec.page_bytes, spec.block_alignment_bytes) for spec in group)
+            for group in specs
+        )
+    widest = max(group.page_bytes for group in groups)
+    if not rules.aligns_blocks:
+        return widest
+    alignments = {spec.block_alignment_bytes for group in specs for spec in set(group)}
+    return round_up(widest, lcm(*alignments))
 
 
 def checked_block_bytes(groups: Sequence[CacheGroup], rules: LayoutRules) -> int | None:

@@ -98,8 +98,10 @@ class LayoutRules:
     """States share a group only if their pages are equal."""
     divides_mixed_groups: bool = False
     """A pipeline rank pays only its own layers of a group of unequal pages."""
+    aligns_blocks: bool = False
+    """Blocks lie apart by multiples of what every kernel asks for."""
     aligns_strides: bool = False
-    """Blocks lie apart by multiples of what the kernel asks for."""
+    """Where each layer is laid out for itself, its own kernel alone is asked."""
     shards_by_layer: bool = False
     """Replicated and sharded layers (decode-context parallelism) never share a group."""
     shards_mixed_groups: bool = False
@@ -183,7 +185,15 @@ _CHANGES: Final = (
         },
     ),
     _Change((0, 29, 0), (0, 30, 0), {"packs_windows_as_states": True}),
-    _Change((0, 30, 0), (0, 31, 0), {"shards_by_layer": True, "promotes_windowed_latents": False}),
+    _Change(
+        (0, 30, 0),
+        (0, 31, 0),
+        {
+            "shards_by_layer": True,
+            "promotes_windowed_latents": False,
+            "aligns_blocks": True,
+        },
+    ),
     _Change((0, 31, 0), (0, 32, 0), {"aligns_strides": True}),
 )
 
