@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from ballonet.api.conditions import Reason
 from ballonet.api.status import Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
+from ballonet.catalog import Catalog
+from ballonet.kv.layout import cache_layout
+from ballonet.kv.settings import CUDA, EngineSettings
 from ballonet.kv.units import Interval, largest
 from ballonet.planning.remedies import as_written
 from ballonet.planning.topology import BlockSizes, EngineNeed, judge, pods, pool_need
@@ -18,13 +21,31 @@ from tests.pools import DEMO, role, spec, topology
 from tests.simulation import Pool, Run, Sequence, all_get_through
 
 CEILING = 24
-# Models of one group of blocks, of a block a token, and one that has a window of 8 tokens beside.
+
+
+def sizes_of(model: str, unit: int) -> BlockSizes:
+    """Return the sizes of a model of several groups, where a token stands for several."""
+    entry = Catalog.builtin().model(model)
+    assert entry is not None
+    layout = cache_layout(
+        entry.geometry,
+        EngineSettings((0, 32, 0), CUDA, max_model_tokens=CEILING * unit, max_batched_tokens=2048),
+    )
+    assert len(layout.groups) > 1
+    return BlockSizes(
+        lambda tokens: layout.blocks(unit * tokens),
+        lambda tokens: layout.shared_blocks(unit * tokens),
+    )
+
+
+# Drawn as a number, because that is shrunk and replayed quickly.
+SEEDS = st.integers(0, 2**32)
+# Models of one group of blocks, of a block a token; with windows, and with states.
 SIZES = (
     BlockSizes(lambda t: -(-t // 4), lambda t: t // 4),
     BlockSizes(lambda t: t, lambda t: t),
-    BlockSizes(
-        lambda tokens: -(-tokens // 4) + min(3, -(-tokens // 4)), lambda tokens: tokens // 4
-    ),
+    sizes_of("google/gemma-3-27b-it", 256),
+    sizes_of("Qwen/Qwen3-Next-80B-A3B-Instruct", 1024),
 )
 
 
@@ -72,7 +93,7 @@ def need_of(pool: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
 
 def limit_for(need: EngineNeed, blocks: int) -> int:
     """Return the most sequences of which any fit."""
-    return largest(1, 1000, lambda slots: need.blocks_of_any(slots) <= blocks) or 1
+    return largest(1, 500, lambda slots: need.blocks_of_any(slots) <= blocks) or 1
 
 
 def reserved(pool: Pool) -> list[int]:
@@ -81,8 +102,9 @@ def reserved(pool: Pool) -> list[int]:
     return [pod for pod in range(len(pool.pods)) for _ in range(each)]
 
 
-def live(pool: Pool, random: Random, *, at_ceiling: bool, steps: int = 150) -> None:
+def live(pool: Pool, *, at_ceiling: bool, steps: int = 150) -> None:
     """Let runs of all topologies come, grow and end in any order, as many as are declared."""
+    random = pool.random
     declared = [
         topology for topology in pool.spec.topologies for _ in range(topology.concurrent_runs)
     ]
@@ -114,30 +136,31 @@ def live(pool: Pool, random: Random, *, at_ceiling: bool, steps: int = 150) -> N
             engine.end(one)
 
 
-@given(specs(), st.sampled_from(SIZES), st.integers(0, 30), st.randoms(), st.booleans())
+@given(specs(), st.sampled_from(SIZES), st.integers(0, 30), SEEDS, st.booleans())
 @settings(max_examples=300)
 def test_what_fits_is_never_queued_and_never_preempted(
-    pool: InferencePoolSpec, sizes: BlockSizes, more: int, random: Random, at_ceiling: bool
+    pool: InferencePoolSpec, sizes: BlockSizes, more: int, seed: int, at_ceiling: bool
 ) -> None:
     need = need_of(pool, sizes)
     blocks = need.blocks + more
     limit = limit_for(need, blocks)
     assert judge(need, Interval.point(blocks), limit).verdict is Verdict.FITS
-    simulated = Pool.of(pool, random, blocks=blocks, slots=limit, sizes=sizes)
-    live(simulated, random, at_ceiling=at_ceiling)
+    simulated = Pool.of(pool, Random(seed), blocks=blocks, slots=limit, sizes=sizes)
+    live(simulated, at_ceiling=at_ceiling)
     assert (simulated.queued, simulated.preempted) == (0, 0)
 
 
-@given(specs(), st.sampled_from(SIZES), st.integers(1, 80), st.randoms())
+@given(specs(), st.sampled_from(SIZES), st.integers(1, 99), SEEDS)
 @settings(max_examples=200)
 def test_any_sequences_up_to_the_limit_grow_without_preemption(
-    pool: InferencePoolSpec, sizes: BlockSizes, blocks: int, random: Random
+    pool: InferencePoolSpec, sizes: BlockSizes, percent: int, seed: int
 ) -> None:
     need = need_of(pool, sizes)
+    blocks = need.blocks * percent // 100
     limit = limit_for(need, blocks)
     assume(need.blocks_of_any(limit) <= blocks)
-    simulated = Pool.of(pool, random, blocks=blocks, slots=limit, sizes=sizes)
-    live(simulated, random, at_ceiling=True)
+    simulated = Pool.of(pool, Random(seed), blocks=blocks, slots=limit, sizes=sizes)
+    live(simulated, at_ceiling=True)
     assert simulated.preempted == 0
 
 
@@ -161,24 +184,24 @@ def lock_step(pool: Pool) -> None:
                     growing = True
 
 
-@given(specs(lets_go=False, most_engines=1), st.integers(1, 60), st.randoms())
+@given(specs(lets_go=False, most_engines=1), st.integers(1, 60), SEEDS)
 @settings(max_examples=200)
 def test_what_needs_more_than_there_is_preempts_or_queues_when_all_come_at_once(
-    pool: InferencePoolSpec, less: int, random: Random
+    pool: InferencePoolSpec, less: int, seed: int
 ) -> None:
     need = need_of(pool, SIZES[0])
     blocks = need.blocks - less
     assume(blocks >= need.blocks_per_sequence)
     # Every topology ends with as many sharers of its prefix as were counted.
     assume(need.blocks < need.slots * need.blocks_per_sequence or not need.shared_blocks)
-    simulated = Pool.of(pool, random, blocks=blocks, slots=need.slots, sizes=SIZES[0])
+    simulated = Pool.of(pool, Random(seed), blocks=blocks, slots=need.slots, sizes=SIZES[0])
     lock_step(simulated)
     assert simulated.preempted + simulated.queued > 0
 
 
-@given(specs(lets_go=False), st.integers(1, 60), st.randoms())
+@given(specs(lets_go=False), st.integers(1, 60), SEEDS)
 def test_so_it_does_where_equal_sequences_are_spread(
-    pool: InferencePoolSpec, less: int, random: Random
+    pool: InferencePoolSpec, less: int, seed: int
 ) -> None:
     equal = [
         topology(role("worker", t.roles[0].count), name=t.name, runs=t.concurrent_runs)
@@ -190,33 +213,34 @@ def test_so_it_does_where_equal_sequences_are_spread(
     need = need_of(pool, SIZES[0])
     blocks = need.blocks - less
     assume(blocks >= need.blocks_per_sequence)
-    simulated = Pool.of(pool, random, blocks=blocks, slots=need.slots, sizes=SIZES[0])
+    simulated = Pool.of(pool, Random(seed), blocks=blocks, slots=need.slots, sizes=SIZES[0])
     lock_step(simulated)
     assert simulated.preempted + simulated.queued > 0
 
 
-@given(specs(), st.sampled_from(SIZES), st.integers(1, 80), st.randoms(), st.booleans())
+@given(specs(), st.sampled_from(SIZES), st.integers(1, 99), SEEDS, st.booleans())
 @settings(max_examples=200)
 def test_what_would_queue_gets_through(
-    pool: InferencePoolSpec, sizes: BlockSizes, blocks: int, random: Random, waiters_first: bool
+    pool: InferencePoolSpec, sizes: BlockSizes, percent: int, seed: int, waiters_first: bool
 ) -> None:
     need = need_of(pool, sizes)
+    blocks = need.blocks * percent // 100
     limit = limit_for(need, blocks)
     assume(need.blocks_of_any(limit) <= blocks)
     assume(judge(need, Interval.point(blocks), limit).reason is Reason.EXCEEDS_BUDGET)
-    simulated = Pool.of(pool, random, blocks=blocks, slots=limit, sizes=sizes)
+    simulated = Pool.of(pool, Random(seed), blocks=blocks, slots=limit, sizes=sizes)
     assert all_get_through(simulated, waiters_first=waiters_first)
 
 
-@given(specs(most_engines=1), st.integers(1, 80), st.randoms())
+@given(specs(most_engines=1), st.integers(1, 80), SEEDS)
 @settings(max_examples=200)
 def test_what_would_deadlock_does_where_those_that_wait_come_first(
-    pool: InferencePoolSpec, blocks: int, random: Random
+    pool: InferencePoolSpec, blocks: int, seed: int
 ) -> None:
     need = need_of(pool, SIZES[0])
     limit = limit_for(need, blocks)
     assume(judge(need, Interval.point(blocks), limit).reason is Reason.WOULD_DEADLOCK)
-    simulated = Pool.of(pool, random, blocks=blocks, slots=limit, sizes=SIZES[0])
+    simulated = Pool.of(pool, Random(seed), blocks=blocks, slots=limit, sizes=SIZES[0])
     assert not all_get_through(simulated, waiters_first=True)
 
 

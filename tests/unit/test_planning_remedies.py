@@ -252,6 +252,18 @@ def test_an_8_bit_cache_where_the_device_can_keep_one() -> None:
     assert "Fp8Cache" not in names(planned())
 
 
+def test_decode_context_where_ranks_would_keep_the_same() -> None:
+    run = [topology(role("worker", 45))]
+    large = {**H100, "model": {"name": "Qwen/Qwen3-235B-A22B"}}
+    large["accelerator"] = {"type": "H200-141GB"}
+    # Its four KV heads are kept twice by eight ranks.
+    plan = planned(large, parallelism={"tensor": 8}, topologies=run)
+    found = remedy(plan, "MoreDecodeContext")
+    assert found.patch == {"spec": {"parallelism": {"decodeContext": 2}}}
+    # Eight KV heads are kept once by two ranks.
+    assert "MoreDecodeContext" not in names(planned(H100, topologies=run))
+
+
 def test_the_least_larger_device_of_the_vendor() -> None:
     run = [topology(role("worker", 12))]
     plan = planned(H100, topologies=run)

@@ -144,6 +144,14 @@ def test_a_pod_of_several_engines_spreads_also_runs_that_stay_on_it() -> None:
     assert both.slots == -(-(12 + 3) // 4)
 
 
+def test_a_pod_of_several_engines_spreads_what_is_reserved_too() -> None:
+    workers = topology(role("worker", 6, maxTokens=64))
+    # 2 x 1 reserved and 6 others on two engines: both that are reserved may come to one.
+    share = need(workers, reservedSlots=1, parallelism={"data": 2})
+    assert (share.slots, share.blocks) == (1 + 3, 2 * 32 + 2 * 2)
+    assert need(workers, reservedSlots=1).shared_among(2).blocks == 32 + 6 * 2
+
+
 def test_a_credited_prefix_counts_once_on_every_engine() -> None:
     prefix = {"name": "p", "tokens": 640, "credit": "Declared"}
     sharers = spread(role("worker", 8, sharedPrefix="p"))

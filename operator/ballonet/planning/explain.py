@@ -86,9 +86,6 @@ def need_text(need: EngineNeed, *, brief: bool = False) -> str:
     if need.spread_runs:
         runs = " and ".join(run_text(run) for run in need.spread_runs)
         terms.append(f"{_spread(need)} of {runs} = {need.spread_blocks:,}")
-    if need.reserved_slots:
-        each = f"{need.reserved_slots:,} x {need.blocks_per_sequence:,}"
-        terms.append(f"reserved {each} = {need.reserved_blocks:,}")
     if need.shared_blocks:
         terms.append(f"shared prefixes once {need.shared_blocks:,}")
     return f"{'; '.join(terms)}; together {need.slots:,} sequences, {need.blocks:,} blocks"
@@ -109,10 +106,6 @@ def need_parts(need: EngineNeed) -> list[tuple[str, int]]:
     parts += [
         (_spread(need), need.spread_blocks),
         ("shared prefixes", need.shared_blocks),
-        (
-            f"reserved {need.reserved_slots:,} x {need.blocks_per_sequence:,} =",
-            need.reserved_blocks,
-        ),
     ]
     return [(name, blocks) for name, blocks in parts if blocks]
 
@@ -380,7 +373,7 @@ def need_steps(need: EngineNeed, budget: Interval, *, engines: int, limit: int) 
                 f"Need: {run.topology}",
                 _run(run),
                 _sequences_and_blocks(run.all_slots, run.runs * run.own_blocks),
-                f"topology{share}",
+                "spec.reservedSlots" if run is need.reserved else f"topology{share}",
             )
         )
     if need.spread_runs:
@@ -390,15 +383,6 @@ def need_steps(need: EngineNeed, budget: Interval, *, engines: int, limit: int) 
                 f"{_spread(need)} of {' and '.join(_run(run) for run in need.spread_runs)}",
                 _sequences_and_blocks(need.spread_slots, need.spread_blocks),
                 f"spread{share}",
-            )
-        )
-    if need.reserved_slots:
-        steps.append(
-            Step(
-                "Need: reserved slots",
-                f"{need.reserved_slots:,} x {need.blocks_per_sequence:,}",
-                _sequences_and_blocks(need.reserved_slots, need.reserved_blocks),
-                "spec.reservedSlots",
             )
         )
     if need.shared_blocks:

@@ -157,13 +157,15 @@ class EngineNeed:
     """What one engine must hold at once.
 
     Attributes:
-        reserved_slots: slots for traffic that is no agent run, each at the pool's ceiling.
+        reserved_slots: slots of each engine for traffic that is no agent run, each at the pool's
+            ceiling.
         blocks_per_sequence: blocks of one sequence at the pool's ceiling.
         runs: those of which sequences come to this engine's pod: the pod's share of the topologies
             whose runs stay together, and all runs of the others.
         prefix_blocks: blocks of each credited prefix, which counts once.
         pods: over how many pods the sequences of the others are spread.
-        engines_per_pod: over how many engines a pod spreads all sequences that it gets.
+        engines_per_pod: over how many engines a pod spreads all sequences that it gets, those that
+            are no agent run among them.
     """
 
     reserved_slots: int
@@ -174,14 +176,27 @@ class EngineNeed:
     engines_per_pod: int = 1
 
     @cached_property
+    def reserved(self) -> RunNeed | None:
+        """The reserved slots of the pod as runs of one sequence each, or None."""
+        if not self.reserved_slots:
+            return None
+        one = RoleNeed("reserved", 1, 0, self.blocks_per_sequence, 0, holds=True)
+        runs = self.reserved_slots * self.engines_per_pod
+        return RunNeed("reserved slots", runs, (one,), frozenset())
+
+    @cached_property
+    def _everything(self) -> tuple[RunNeed, ...]:
+        return self.runs if self.reserved is None else (*self.runs, self.reserved)
+
+    @cached_property
     def whole_runs(self) -> tuple[RunNeed, ...]:
         """Runs that this engine gets whole."""
-        return tuple(run for run in self.runs if not self._is_spread(run))
+        return tuple(run for run in self._everything if not self._is_spread(run))
 
     @cached_property
     def spread_runs(self) -> tuple[RunNeed, ...]:
         """Runs of which this engine gets some sequences, whichever these are."""
-        return tuple(run for run in self.runs if self._is_spread(run))
+        return tuple(run for run in self._everything if self._is_spread(run))
 
     def _is_spread(self, run: RunNeed) -> bool:
         return self.engines_per_pod > 1 or (self.pods > 1 and run.spread)
@@ -200,13 +215,7 @@ class EngineNeed:
     @cached_property
     def slots(self) -> int:
         """Required slots: sequences that must run at once."""
-        whole = sum(run.all_slots for run in self.whole_runs)
-        return self.reserved_slots + whole + self.spread_slots
-
-    @property
-    def reserved_blocks(self) -> int:
-        """Blocks of the reserved slots."""
-        return self.reserved_slots * self.blocks_per_sequence
+        return sum(run.all_slots for run in self.whole_runs) + self.spread_slots
 
     @cached_property
     def spread_blocks(self) -> int:
@@ -223,7 +232,7 @@ class EngineNeed:
     def blocks(self) -> int:
         """Need: blocks that must be held at once, at most those of the slots at the ceiling."""
         whole = sum(run.runs * run.own_blocks for run in self.whole_runs)
-        together = self.reserved_blocks + whole + self.spread_blocks + self.shared_blocks
+        together = whole + self.spread_blocks + self.shared_blocks
         return min(together, self.slots * self.blocks_per_sequence)
 
     @property
@@ -273,26 +282,20 @@ class EngineNeed:
         enough = [slots * self.blocks_per_sequence]
         if slots <= self.slots:
             enough.append(self.blocks)
-        if slots <= sum(run.all_slots for run in self._declared):
+        if slots <= sum(run.all_slots for run in self._everything):
             enough.append(self.shared_blocks + self._most_in_phases(slots))
-        elif slots <= sum(run.runs * role.count for run in self._declared for role in run.roles):
+        elif slots <= sum(run.runs * role.count for run in self._everything for role in run.roles):
             enough.append(self.shared_blocks + self._most_of_all(slots))
         return min(enough)
 
     @cached_property
-    def _declared(self) -> tuple[RunNeed, ...]:
-        """All runs, and the reserved slots as one of them."""
-        ceiling = RoleNeed("", self.reserved_slots, 0, self.blocks_per_sequence, 0, holds=True)
-        return (RunNeed("", 1, (ceiling,), frozenset()), *self.runs)
-
-    @cached_property
     def _most_in_phases(self) -> Callable[[int], int]:
-        return _most_blocks(self._declared)
+        return _most_blocks(self._everything)
 
     @cached_property
     def _most_of_all(self) -> Callable[[int], int]:
         """The same of more sequences than are held at once: phases bound nothing then."""
-        return _most_blocks([run.at_once() for run in self._declared])
+        return _most_blocks([run.at_once() for run in self._everything])
 
 
 def _most_blocks(runs: Sequence[RunNeed]) -> Callable[[int], int]:
