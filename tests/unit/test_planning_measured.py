@@ -173,3 +173,33 @@ def test_an_engine_that_does_not_say_what_a_sequence_takes() -> None:
     found = held(demo(**UNKNOWN), EngineReport(1024, 32))
     assert found.budget is not None and found.budget.max_concurrent is None
     assert found.topology_fits.reason is Reason.BUDGET_UNKNOWN
+
+
+def test_a_block_of_several_ranks_is_read_as_its_version_reports_it() -> None:
+    def shared(version: str) -> Plan:
+        return demo(
+            **FITTING, engine={"version": version}, parallelism={"tensor": 4, "decodeContext": 2}
+        )
+
+    # Two ranks share the 32 tokens of a block each: it spans 64.
+    for version, block_tokens in (("0.30.0", 32), ("0.32.0", 64)):
+        plan = shared(version)
+        assert plan.layout is not None and plan.layout.block_tokens == 64
+        assert plan.blocks is not None
+        found = held(plan, EngineReport(plan.blocks.low, block_tokens))
+        assert found.budget is not None and found.budget.blocks_per_sequence == 10
+        assert found.budget_verified.reason is Reason.CONFIRMED
+
+
+def test_groups_of_several_blocks_are_rescaled_by_what_the_engine_says_of_the_ceiling() -> None:
+    changes = {
+        "model": {"name": "google/gemma-3-27b-it", "weights": {"memory": "52Gi"}},
+        "topologies": [topology(role("planner"), role("worker", 2, maxTokens=8192))],
+    }
+    plan = plan_pool("p", spec(H100, **changes))
+    assert plan.layout is not None and plan.blocks is not None
+    at_ceiling, of_worker = plan.layout.blocks(32_768), plan.layout.blocks(8192)
+    reported = EngineReport(plan.blocks.low, 16, Fraction(plan.blocks.low, at_ceiling))
+    found = held(plan, reported)
+    assert [r.blocks for r in found.topology.roles] == [at_ceiling, of_worker]
+    assert found.topology.need_blocks == at_ceiling + 2 * of_worker

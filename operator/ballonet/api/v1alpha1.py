@@ -176,9 +176,10 @@ def _repeated(alias: str, items: list[Any], extra: object) -> Iterator[Problem]:
     keys = extra.get("x-kubernetes-list-map-keys", [])
     if not keys and extra.get("x-kubernetes-list-type") != "set":
         return
+    attributes = [to_snake(name) for name in keys]
     seen: set[str] = set()
     for index, item in enumerate(items):
-        key = "/".join(str(getattr(item, to_snake(name))) for name in keys) if keys else str(item)
+        key = "/".join(str(getattr(item, name)) for name in attributes) if keys else str(item)
         if key in seen:
             yield f".{alias}[{index}]", f"{quoted(key)} stands there already: rename or remove it"
         seen.add(key)

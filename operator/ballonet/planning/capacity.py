@@ -62,8 +62,16 @@ class Capacity:
 
     def memory(self, slots: int) -> MemoryPlan:
         """Return where the memory of a rank goes when the engine runs this many sequences."""
-        given = self.given_bytes
-        return self.predicted_memory(slots) if given is None else given_memory(given)
+        if slots not in self._memory:
+            given = self.given_bytes
+            plan = self.predicted_memory(slots) if given is None else given_memory(given)
+            self._memory[slots] = plan
+        return self._memory[slots]
+
+    @cached_property
+    def _memory(self) -> dict[int, MemoryPlan]:
+        """What was worked out already: searches ask for the same numbers again."""
+        return {}
 
     def device_memory(self, slots: int) -> MemoryPlan | None:
         """Return where the memory of a device goes by prediction, or None where that is unknown."""
@@ -96,13 +104,10 @@ class Capacity:
     def predicted_memory(self, slots: int, memory_percent: int | None = None) -> MemoryPlan:
         """Return the same without regard to memory that was given."""
         resolved, spec = self.resolved, self.spec
-        assert resolved.geometry is not None
-        assert resolved.weights is not None
         assert resolved.device.memory_bytes is not None
         parallel, arguments = spec.parallelism, resolved.arguments
-        text_only = arguments.text_only or arguments.skips_encoder_profile
         plan = rank_memory(
-            Work.of(resolved.geometry, pipeline=parallel.pipeline, encoder=not text_only),
+            self._work,
             device_bytes=resolved.device.memory_bytes,
             memory_percent=memory_percent or spec.accelerator.memory_percent,
             weights=self._rank_weights,
@@ -121,6 +126,13 @@ class Capacity:
             vendor=resolved.device.vendor,
         )
         return plan if self._adapters is None else with_part(plan, self._adapters)
+
+    @cached_property
+    def _work(self) -> Work:
+        arguments, geometry = self.resolved.arguments, self.resolved.geometry
+        assert geometry is not None
+        text_only = arguments.text_only or arguments.skips_encoder_profile
+        return Work.of(geometry, pipeline=self.spec.parallelism.pipeline, encoder=not text_only)
 
     @cached_property
     def _rank_weights(self) -> Interval:

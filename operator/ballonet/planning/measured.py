@@ -9,6 +9,7 @@ from fractions import Fraction
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.status import MeasuredBudget, Source, TopologyStatus, Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
+from ballonet.engines import vllm
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.units import Interval, ceil_div, largest
 from ballonet.planning.budget import budget_blocks, max_concurrent
@@ -26,6 +27,8 @@ from ballonet.planning.topology import (
 # The label of max_concurrency is a decimal number: what it is short of a whole block is rounding.
 _ROUNDING = Fraction(1, 100)
 _MOST_PER_MILLE = 1_000_000
+# From here the block that is reported spans the ranks of decode context parallelism.
+_BLOCK_SPANS_RANKS = (0, 31, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +128,9 @@ def _sizes(
             role.max_tokens in (None, ceiling) for t in spec.topologies for role in t.roles
         )
         return BlockSizes(lambda _tokens: whole, lambda _tokens: 0), at_ceiling_only
-    if report.block_tokens is not None and report.block_tokens != layout.block_tokens:
-        layout = layout.with_block_tokens(report.block_tokens)
+    block_tokens = _block_tokens(spec, layout, report)
+    if block_tokens != layout.block_tokens:
+        layout = layout.with_block_tokens(block_tokens)
     planned = BlockSizes.of(layout)
     at_ceiling = planned.blocks(ceiling)
     if told is None or told == at_ceiling:
@@ -139,6 +143,18 @@ def _sizes(
         ),
         True,
     )
+
+
+def _block_tokens(spec: InferencePoolSpec, layout: CacheLayout, report: EngineReport) -> int:
+    """Return the tokens of an engine's block, in the way in which the plan counts them.
+
+    Before 0.31 engines report the block of one rank, where decode context parallelism makes it span
+    as many times more tokens. Of several groups only one block is reported, so the plan's is kept.
+    """
+    if report.block_tokens is None or len(layout.groups) > 1:
+        return layout.block_tokens
+    spans = vllm.parse_version(spec.engine.version) >= _BLOCK_SPANS_RANKS
+    return report.block_tokens * (1 if spans else spec.parallelism.decode_context)
 
 
 def _ceil(value: Fraction) -> int:
@@ -199,11 +215,12 @@ def _topology(
     )
 
 
-def _tokens(plan: Plan, blocks: int, block_tokens: int | None) -> int:
-    """Return blocks in tokens, so that engines that chose another block can be compared."""
+def _reported_blocks(plan: Plan, report: EngineReport) -> Fraction:
+    """Return the blocks of an engine in planned ones, of which it may have chosen others."""
     if plan.layout is None:
-        return blocks
-    return blocks * (block_tokens or plan.layout.block_tokens)
+        return Fraction(report.blocks)
+    block_tokens = _block_tokens(plan.spec, plan.layout, report)
+    return Fraction(report.blocks * block_tokens, plan.layout.block_tokens)
 
 
 def _verified(plan: Plan, lowest: EngineReport, engines: int) -> Finding:
@@ -218,7 +235,7 @@ def _verified(plan: Plan, lowest: EngineReport, engines: int) -> Finding:
     planned = f"{low}" if low == high else f"{low} to {high}"
     source = plan.source.value.lower()
     text = f"{said}; planned {planned} of {plan.layout.block_tokens} tokens ({source})."
-    if _tokens(plan, lowest.blocks, lowest.block_tokens) < _tokens(plan, low, None):
+    if _reported_blocks(plan, lowest) < low:
         return Finding(
             Status.FALSE,
             Reason.BELOW_PLAN,
@@ -231,6 +248,6 @@ def _error_per_mille(plan: Plan, lowest: EngineReport) -> int | None:
     """Return planned low end less measured, in thousandths of measured; None where given."""
     if plan.source is not Source.PREDICTED or plan.blocks is None or lowest.blocks == 0:
         return None
-    measured = _tokens(plan, lowest.blocks, lowest.block_tokens)
-    error = Fraction(_tokens(plan, plan.blocks.low, None) - measured, measured)
+    measured = _reported_blocks(plan, lowest)
+    error = (plan.blocks.low - measured) / measured
     return max(-_MOST_PER_MILLE, min(_MOST_PER_MILLE, round(error * 1000)))

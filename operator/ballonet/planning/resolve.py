@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
@@ -33,6 +34,10 @@ from ballonet.kv.settings import (
 from ballonet.kv.units import Interval
 from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, ranks_per_pod
 from ballonet.planning.topology import NO_SIZES, pods, pool_need
+
+# Remedies are found by planning again, most often with the same model and settings.
+_parse_config = lru_cache(maxsize=16)(parse_config)
+_cache_layout = lru_cache(maxsize=128)(cache_layout)
 
 
 class Unresolved(Exception):  # noqa: N818 - an outcome, not a fault
@@ -118,7 +123,7 @@ def resolve(
         check_model_can(spec, geometry)
         try:
             speculation = _speculation(arguments, catalog)
-            layout = cache_layout(geometry, replace(settings, speculation=speculation))
+            layout = _cache_layout(geometry, replace(settings, speculation=speculation))
         except EngineRefuses as error:
             raise Unresolved(Reason.UNSUPPORTED_BY_ENGINE, str(error)) from None
         except LayoutNotUnderstood as error:
@@ -236,7 +241,7 @@ def named_model(spec: InferencePoolSpec, config_text: str | None, catalog: Catal
         text = config.inline or ""
     try:
         if text is not None:
-            return NamedModel(entry, source, evidence, parse_config(text))
+            return NamedModel(entry, source, evidence, _parse_config(text))
         assert entry is not None
         return NamedModel(entry, source, evidence, entry.geometry)
     except InvalidModelConfig as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 
 from ballonet.api.conditions import Reason
@@ -41,7 +41,7 @@ class BlockSizes:
     @classmethod
     def of(cls, layout: CacheLayout) -> BlockSizes:
         """Return the sizes of a cache layout."""
-        return cls(layout.blocks, layout.shared_blocks)
+        return cls(cache(layout.blocks), cache(layout.shared_blocks))
 
 
 # For counting slots where no layout is known.
@@ -346,7 +346,7 @@ def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
             count=role.count,
             max_tokens=ceiling,
             blocks=sizes.blocks(ceiling),
-            shared_blocks=sizes.whole_blocks(prefix),
+            shared_blocks=sizes.whole_blocks(prefix) if prefix else 0,
             holds=role.holds_slot_while_waiting is HoldsSlot.ALWAYS,
             starts_with=role.starts_with,
         )
