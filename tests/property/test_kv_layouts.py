@@ -23,7 +23,7 @@ LONGEST = 1 << 18
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> CacheSpec:
+def specs(draw: st.DrawFn, state_mode: str) -> CacheSpec:
     kind = draw(st.sampled_from(list(CacheKind)))
     if kind is CacheKind.STATE:
         return CacheSpec(
@@ -31,7 +31,7 @@ def specs(draw: st.DrawFn) -> CacheSpec:
             block_tokens=draw(st.sampled_from([16, 528, 4096])),
             state_shapes=((draw(st.sampled_from([4, 64, 100])), 2048),),
             state_elements=("float32",),
-            state_mode=draw(st.sampled_from(["none", "align", "all"])),
+            state_mode=state_mode,
             speculative_blocks=draw(st.integers(0, 3)),
         )
     size = draw(st.sampled_from([64, 96, 128]))
@@ -51,7 +51,8 @@ def specs(draw: st.DrawFn) -> CacheSpec:
 @st.composite
 def mixes(draw: st.DrawFn) -> list[CacheSpec]:
     """Return the layers of a model: a pattern of few specs, repeated."""
-    pattern = draw(st.lists(specs(), min_size=1, max_size=4))
+    state_mode = draw(st.sampled_from(["none", "align", "all"]))
+    pattern = draw(st.lists(specs(state_mode), min_size=1, max_size=4))
     return pattern * draw(st.integers(1, 8)) + draw(st.lists(st.sampled_from(pattern), max_size=3))
 
 

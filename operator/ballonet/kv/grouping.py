@@ -451,7 +451,7 @@ def _packed_groups(layers: Layers, rules: LayoutRules) -> tuple[CacheGroup, ...]
     that the other groups need anyway.
 
     Raises:
-        EngineRefuses: a bucket that must be split has no such pattern, and layers would be lost.
+        EngineRefuses: a bucket that must be split has no such pattern, or too few repeats of it.
     """
     buckets = _typed_buckets(layers, rules)
     patterns = [bucket for bucket in buckets if bucket.even]
@@ -479,7 +479,8 @@ def _packed_groups(layers: Layers, rules: LayoutRules) -> tuple[CacheGroup, ...]
             states = max(1, block_bytes // next(iter(bucket.by_page)))
             count = max(count, ceil_div(len(bucket.layers), states))
         groups += bucket.dealt(count)
-    if sum(len(group.layers) for group in groups) < len(layers):
+    sizes = [len(group.layers) for group in groups]
+    if sum(sizes) < len(layers) or not all(sizes):
         raise EngineRefuses(
             "spec.engine.version",
             "this version",
