@@ -19,6 +19,7 @@ def test_the_document_of_the_demo() -> None:
         "pool": "demo",
         "source": "Given",
         "slots": 3,
+        "enginesPerPod": 1,
         "ceilingTokens": 1024,
         "blockTokens": 32,
         "budgetBlocks": 114,
@@ -28,6 +29,7 @@ def test_the_document_of_the_demo() -> None:
             {
                 "name": "research",
                 "concurrentRuns": 1,
+                "placement": "Sticky",
                 "requiredSlots": 6,
                 "roles": [
                     {"name": "planner", "count": 1, "maxTokens": 1024, "blocks": 32},

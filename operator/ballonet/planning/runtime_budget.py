@@ -13,6 +13,7 @@ from ballonet.planning.topology import NO_SIZES, pool_need
 DOCUMENT_KIND = "RuntimeBudget"
 _VARIABLES = {
     "BALLONET_SLOTS": "slots",
+    "BALLONET_ENGINES_PER_POD": "enginesPerPod",
     "BALLONET_CEILING_TOKENS": "ceilingTokens",
     "BALLONET_BLOCK_TOKENS": "blockTokens",
     "BALLONET_BUDGET_BLOCKS": "budgetBlocks",
@@ -56,6 +57,7 @@ def runtime_budget(plan: Plan) -> dict[str, Any]:
         "pool": plan.name,
         "source": None if plan.source is None else plan.source.value,
         "slots": plan.gates.max_concurrent,
+        "enginesPerPod": spec.parallelism.data,
         "ceilingTokens": ceiling,
         "blockTokens": plan.gates.block_tokens,
         "budgetBlocks": None if plan.budget_blocks is None else plan.budget_blocks.low,
@@ -65,6 +67,7 @@ def runtime_budget(plan: Plan) -> dict[str, Any]:
             {
                 "name": topology.name,
                 "concurrentRuns": topology.concurrent_runs,
+                "placement": topology.placement.value,
                 "requiredSlots": run.slots,
                 "roles": [role_document(role) for role in topology.roles],
             }

@@ -325,9 +325,6 @@ def engines(spec: InferencePoolSpec) -> int:
     return pods(spec) * spec.parallelism.data
 
 
-sharing_engines = pods
-
-
 def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
     """Return the need of one engine where one pod takes all runs of the pool."""
     credited = {
