@@ -262,6 +262,7 @@ def test_owned_variables_are_refused(name: str, value: str, words: str) -> None:
         (["--cpu-offload-gb", "nan"], {}, "--cpu-offload-gb is planned for only with a number"),
         (["--cpu-offload-params", "experts"], {}, "weights outside"),
         (["--kv-cache-dtype", "fp9"], {}, "--kv-cache-dtype is planned for only with one of"),
+        (["--kv-cache-dtype", "octave_k3v4"], {}, "--kv-cache-dtype is planned for only with one"),
         (["--kv-transfer-config", "{}"], {}, "KV cache outside"),
         (["--kv-offloading-size", "4"], {}, "KV cache outside"),
         (["--enable-eplb"], {}, "expert parallelism"),
@@ -355,6 +356,22 @@ def test_what_is_planned_for_is_read(args: Sequence[str], planned: PlannedArgume
     found = user_arguments(args, {}, "0.32.0")
     assert (found.refused, found.unplanned) == ((), ())
     assert found.planned == planned
+
+
+@pytest.mark.parametrize(
+    ("args", "refused_in", "taken_in"),
+    [
+        (["--kv-cache-dtype", "nvfp4"], "0.19.1", "0.20.2"),
+        (["--kv-cache-dtype=fp8_ds_mla"], "0.10.2", "0.11.0"),
+        (["--mamba-cache-mode", "all"], "0.32.0", "0.31.0"),
+        (["--mamba-ssm-cache-dtype", "bfloat16"], "0.21.0", "0.22.1"),
+    ],
+)
+def test_a_value_that_the_version_does_not_know_is_refused(
+    args: Sequence[str], refused_in: str, taken_in: str
+) -> None:
+    assert "the engine would not start" in user_arguments(args, {}, refused_in).refused[0]
+    assert user_arguments(args, {}, taken_in).refused == ()
 
 
 def test_the_variable_of_the_attention_backend_counts_while_the_engine_reads_it() -> None:

@@ -392,7 +392,7 @@ def _judge(argument: _Argument, version: str) -> _Verdict | Setting | None:
     values = argument.following if attached is None else [attached]
     value = values[0] if values else None
     shown = _shown(option, flag)
-    verdict = _judge_option(option, shown, value)
+    verdict = _judge_option(option, shown, value, version)
     if verdict is None or not verdict.refused:
         problem = _wrong_number(option, argument.following, attached, keyed=bool(dot))
         if problem is not None:
@@ -424,9 +424,11 @@ def _judge_level(argument: _Argument) -> _Verdict | None:
     )
 
 
-def _judge_option(option: str, shown: str, value: str | None) -> _Verdict | None:
+def _judge_option(option: str, shown: str, value: str | None, version: str) -> _Verdict | None:
     flag = _base(option)
-    problem = _not_for_the_user(option, value)
+    problem = _not_for_the_user(option, value) or vllm_planned.wrong_in_version(
+        option, value, parse_version(version)
+    )
     if problem is not None:
         return _refuse(f"{shown} {problem}")
     if flag != option:

@@ -16,6 +16,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 from ballonet.engines.base import Adapters, PlannedArguments, SpeculationArguments
+from ballonet.engines.vllm_versions import Version
 from ballonet.kv.units import GIB
 
 
@@ -90,16 +91,49 @@ def _object(value: Any) -> dict[str, Any]:
     return value
 
 
-# Number formats beside the enum of spec.sequence.kvCacheType (CacheDType in config/cache.py,
-# 0.10.2 to 0.33.0); what each of them takes is known to kv/ranks.py.
-KV_CACHE_TYPES: Final = (
+# Formats of the KV cache beside those that the spec has a value for; what each of them takes is
+# known to kv/cache_types.py.
+_KV_CACHE_TYPES: Final = (
     *("float16", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla", "nvfp4_ds_mla", "nvfp4"),
     *("nvfp4_4over6", "int4_per_token_head", "int8_per_token_head", "fp8_per_token_head"),
     *("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"),
-    *("ultraquant_4bit", "octave_k3v4", "octave_k3v3", "octave_k3v3_compact"),
 )
 # Those that are written by a field of the spec.
 KV_CACHE_TYPES_OF_THE_SPEC: Final = frozenset(("auto", "bfloat16", "fp8"))
+# Values that not all versions know: the first and the last minor version that does (CacheDType,
+# MambaDType, MambaCacheMode in config/cache.py, 0.10.2 to 0.33.0).
+_LATEST: Final = (0, 33)
+_STATE_TYPES_SINCE: Final = {"float16": ((0, 13), _LATEST), "bfloat16": ((0, 22), _LATEST)}
+_LIFETIMES: Final[Mapping[str, Mapping[str, tuple[tuple[int, int], tuple[int, int]]]]] = {
+    "--kv-cache-dtype": {
+        "fp8_ds_mla": ((0, 11), _LATEST),
+        "float16": ((0, 18), _LATEST),
+        **dict.fromkeys(
+            (
+                *("nvfp4", "int8_per_token_head", "fp8_per_token_head", "turboquant_k8v4"),
+                *("turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"),
+            ),
+            ((0, 20), _LATEST),
+        ),
+        "int4_per_token_head": ((0, 25), _LATEST),
+        "nvfp4_4over6": ((0, 28), _LATEST),
+        "nvfp4_ds_mla": ((0, 30), _LATEST),
+    },
+    "--mamba-cache-mode": {"all": ((0, 15), (0, 31))},
+    "--mamba-cache-dtype": _STATE_TYPES_SINCE,
+    "--mamba-ssm-cache-dtype": _STATE_TYPES_SINCE,
+}
+
+
+def wrong_in_version(option: str, value: str | None, version: Version) -> str | None:
+    """Return why an option's value is not known to a version, or None."""
+    lifetime = _LIFETIMES.get(option, {}).get(value or "")
+    if lifetime is None or lifetime[0] <= version[:2] <= lifetime[1]:
+        return None
+    first, last = (f"{major}.{minor}" for major, minor in lifetime)
+    return f"takes {value} from vLLM {first} to {last} only, so the engine would not start"
+
+
 _STATE_TYPES: Final = _one_of("auto", "float32", "float16", "bfloat16")
 # Keys of a speculative config that change neither layout nor memory of the device.
 _FREE_SPECULATION_KEYS: Final = frozenset(
@@ -202,7 +236,7 @@ _READERS: Final = (
     _value("blocks", "--num-gpu-blocks-override", _whole),
     _switch("eager", "--enforce-eager"),
     _switch("hybrid_manager", "--disable-hybrid-kv-cache-manager", on=False),
-    _value("kv_cache_type", "--kv-cache-dtype", _one_of(*KV_CACHE_TYPES)),
+    _value("kv_cache_type", "--kv-cache-dtype", _one_of(*_KV_CACHE_TYPES)),
     _value("offload_bytes", "--cpu-offload-gb", _gibibytes),
     _value("quantization", "--quantization", lambda value: str(value).lower()),
     _switch("skips_encoder_profile", "--skip-mm-profiling"),

@@ -37,7 +37,8 @@ class LayoutNotUnderstood(ValueError):  # noqa: N818 - no error of the user
     def __init__(self, marker: str, message: str) -> None:
         self.marker = marker
         self.message = message
-        super().__init__(f"config.json {marker}: {message}")
+        where = marker if marker.startswith("--") else f"config.json {marker}"
+        super().__init__(f"{where}: {message}")
 
 
 class Config:

@@ -179,6 +179,14 @@ def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
         problems.append(
             f"spec.sequence.kvCacheType: FP8 is not supported on {device.name}: use Auto or BF16"
         )
+    if (
+        spec.sequence.kv_cache_type is KvCacheType.BF16
+        and vllm.parse_version(version) < _FIRST_WITH_BF16_CACHE
+    ):
+        problems.append(
+            f"spec.sequence.kvCacheType: BF16 needs vLLM 0.11 or later and spec.engine.version is "
+            f"{version}: use Auto"
+        )
     if spec.admission.queue is Queue.BOUNDED and "--max-num-queued-reqs" not in vllm.flags(version):
         problems.append(
             f"spec.admission.queue: Bounded needs vLLM 0.29 or later and spec.engine.version is "
@@ -276,6 +284,8 @@ def check_model_can(spec: InferencePoolSpec, geometry: ModelGeometry) -> None:
         )
 
 
+# config/cache.py: the value came with 0.11.0.
+_FIRST_WITH_BF16_CACHE: Final = (0, 11, 0)
 # The engine's words for spec.sequence.kvCacheType.
 _KV_CACHE_TYPES: Final = {
     KvCacheType.AUTO: "auto",

@@ -59,7 +59,7 @@ def runtime_budget(plan: Plan) -> dict[str, Any]:
         "slots": plan.gates.max_concurrent,
         "enginesPerPod": spec.parallelism.data,
         "ceilingTokens": ceiling,
-        "blockTokens": plan.gates.block_tokens,
+        "blockTokens": plan.gates.block_tokens if layout is None else layout.block_tokens,
         "budgetBlocks": None if plan.budget_blocks is None else plan.budget_blocks.low,
         "blocksPerSequence": blocks(ceiling),
         "verdict": plan.verdict.value,
