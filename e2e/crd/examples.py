@@ -125,6 +125,8 @@ def pool_with(path: Path, value: Any) -> Json:
             pool["spec"]["metrics"]["source"] = "Prometheus"
         elif value == "Prometheus":
             pool["spec"]["metrics"]["prometheus"] = {"connection": "main"}
+    if path[-1] == "mode" and value == "Enabled":
+        target["hostMemory"] = "8Gi"
     return pool
 
 
@@ -276,6 +278,16 @@ RULES: Final[dict[str, tuple[str, list[Json], list[Json]]]] = {
             _pool(accelerator={"nodeSelector": {key: "a"}})
             for key in ("", "a b", "-a", "/a", "a/", "a/b/c", "ä", "a" * 64, "UPPER.com/a")
         ],
+    ),
+    "mode Enabled needs hostMemory": (
+        "spec.offload.hostMemory",
+        [
+            _pool(offload={}),
+            _pool(offload={"hostMemory": "8Gi"}),
+            _pool(offload={"mode": "Disabled"}),
+            _pool(offload={"mode": "Enabled", "hostMemory": "8Gi"}),
+        ],
+        [_pool(offload={"mode": "Enabled"})],
     ),
     "a role's maxTokens must not exceed sequence.maxTokens": (
         _TOPOLOGIES,

@@ -392,6 +392,20 @@ EFFECTS = [
         (False, True),
     ),
     Effect(
+        "offload.mode",
+        ("Disabled", "Enabled"),
+        lambda s: s.status["engine"].get("hostCacheBytes"),
+        (None, 64 * 2**30),
+        {**LARGE, "offload": {"hostMemory": "64Gi"}},
+    ),
+    Effect(
+        "offload.hostMemory",
+        ("64Gi", "96Gi"),
+        arg("--kv-offloading-size"),
+        ("64", "96"),
+        {**LARGE, "offload": {"mode": "Enabled"}},
+    ),
+    Effect(
         "rollout.drainSeconds",
         (60, 90),
         lambda s: s.pod["terminationGracePeriodSeconds"],

@@ -29,6 +29,7 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     # arguments, what the message names, what it says to set instead
     (["--max-num-seqs", "99"], "--max-num-seqs", "spec.topologies"),
     (["--max-num-seqs=99"], "--max-num-seqs", "spec.topologies"),
+    (["--kv-offloading-size", "4"], "--kv-offloading-size", "spec.offload.hostMemory"),
     (["--max_num_seqs", "99"], "--max_num_seqs (--max-num-seqs)", "spec.topologies"),
     (["--max_num-seqs=99"], "--max_num-seqs (--max-num-seqs)", "spec.topologies"),
     (["--max-num-s", "99"], "--max-num-s could mean", "write the whole flag"),
@@ -264,7 +265,6 @@ def test_owned_variables_are_refused(name: str, value: str, words: str) -> None:
         (["--kv-cache-dtype", "fp9"], {}, "--kv-cache-dtype is planned for only with one of"),
         (["--kv-cache-dtype", "octave_k3v4"], {}, "--kv-cache-dtype is planned for only with one"),
         (["--kv-transfer-config", "{}"], {}, "KV cache outside"),
-        (["--kv-offloading-size", "4"], {}, "KV cache outside"),
         (["--enable-eplb"], {}, "expert parallelism"),
         (["--data-parallel-rank", "2"], {}, "data parallelism"),
         (["-dpn", "2"], {}, "data parallelism"),

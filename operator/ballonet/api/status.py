@@ -159,6 +159,9 @@ class EngineStatus(Model):
     slots: Int64 | None = Field(
         None, description="Sequences that the engine runs at once: the number in every gate."
     )
+    host_cache_bytes: Int64 | None = Field(
+        None, description="Host memory of an engine for KV blocks; absent without offload."
+    )
     args: list[Annotated[str, text(256, low=0)]] = Field(
         default_factory=list,
         max_length=64,

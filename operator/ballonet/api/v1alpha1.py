@@ -284,6 +284,13 @@ class MetricsSourceKind(StrEnum):
     PROMETHEUS = "Prometheus"
 
 
+class OffloadMode(StrEnum):
+    """Whether host memory keeps KV blocks that leave the device."""
+
+    DISABLED = "Disabled"
+    ENABLED = "Enabled"
+
+
 class RolloutStrategy(StrEnum):
     """How pods are replaced."""
 
@@ -710,6 +717,36 @@ class MetricsSpec(Model):
         return None if self.prometheus is None else self.prometheus.connection
 
 
+def _no_host_memory(offload: OffloadSpec) -> Iterator[Problem]:
+    if offload.mode is OffloadMode.ENABLED and offload.host_memory is None:
+        yield ".hostMemory", "mode Enabled needs it: give for example 64Gi"
+
+
+class OffloadSpec(Model):
+    """KV blocks in host memory."""
+
+    RULES = (
+        Rule(
+            # The default of the whole object is checked before its fields have theirs.
+            "!has(self.mode) || self.mode != 'Enabled' || has(self.hostMemory)",
+            "mode Enabled needs hostMemory",
+            _no_host_memory,
+            field=".hostMemory",
+        ),
+    )
+
+    mode: OffloadMode = Field(
+        OffloadMode.DISABLED,
+        description="Enabled copies KV blocks to host memory, from where a prompt that comes again "
+        "is loaded instead of computed. Needs vLLM 0.11 or later, GPUs and one pipeline stage.",
+    )
+    host_memory: MemoryQuantity | None = Field(
+        None,
+        description="Host memory of each engine for KV blocks. A pod takes it once for each of its "
+        "data-parallel engines; its slots stay the same.",
+    )
+
+
 class RolloutSpec(Model):
     """How pods are replaced."""
 
@@ -879,6 +916,9 @@ class InferencePoolSpec(Model):
     )
     admission: AdmissionSpec = Field(
         default_factory=AdmissionSpec, description="What happens to requests beyond the slots."
+    )
+    offload: OffloadSpec = Field(
+        default_factory=OffloadSpec, description="KV blocks in host memory."
     )
     rollout: RolloutSpec = Field(default_factory=RolloutSpec, description="How pods are replaced.")
     metrics: MetricsSpec = Field(

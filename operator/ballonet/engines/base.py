@@ -12,6 +12,20 @@ PORT: Final = 8000
 
 
 @dataclass(frozen=True, slots=True)
+class HostCache:
+    """Host memory of one engine that keeps KV blocks.
+
+    Attributes:
+        bytes: over all ranks of the engine.
+        blocks: KV blocks that it holds, each with its pages on all ranks; None where the size of
+            a block is not known.
+    """
+
+    bytes: int
+    blocks: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Gates:
     """The limits of one engine, as numbers; an engine module renders them as arguments.
 
@@ -27,6 +41,7 @@ class Gates:
         data: engines of one pod; every other figure is of one of them, but for queue_limit, which
             counts over all of them.
         decode_context: tensor ranks that share the cache of each sequence.
+        host_cache: host memory for KV blocks; None without.
     """
 
     model_path: str
@@ -46,6 +61,7 @@ class Gates:
     data: int = 1
     decode_context: int = 1
     expert_parallel: bool = False
+    host_cache: HostCache | None = None
     revision: str | None = None
     device: Literal["gpu", "cpu"] = "gpu"
 
@@ -119,9 +135,11 @@ class UserArguments:
     Attributes:
         refused: what must not be set, or would end the engine at start.
         unplanned: what is let through but makes the plan Unknown.
+        unplanned_flags: the flags among that, by their whole names.
         planned: what is let through and planned for.
     """
 
     refused: tuple[str, ...] = ()
     unplanned: tuple[str, ...] = ()
+    unplanned_flags: frozenset[str] = frozenset()
     planned: PlannedArguments = field(default_factory=PlannedArguments)

@@ -8,6 +8,7 @@ from ballonet.api.conditions import Reason
 from ballonet.api.v1alpha1 import KvCacheType
 from ballonet.engines.base import PORT, Gates
 from ballonet.engines.vllm_arguments import user_arguments
+from ballonet.engines.vllm_offload import offload_args
 from ballonet.engines.vllm_versions import (
     NEWEST,
     OLDEST,
@@ -130,6 +131,8 @@ def render_args(gates: Gates, version: str) -> tuple[str, ...]:
     if gates.prefix_caching is not None:
         no = "" if gates.prefix_caching else "no-"
         arguments.append(f"--{no}enable-prefix-caching")
+    if gates.host_cache is not None:
+        arguments += offload_args(gates.host_cache, version)
     return tuple(arguments)
 
 

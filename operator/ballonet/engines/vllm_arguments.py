@@ -67,6 +67,8 @@ OWNED: Final[Mapping[str, str]] = {
     "--data-parallel-size": "set spec.parallelism.data",
     "--decode-context-parallel-size": "set spec.parallelism.decodeContext",
     "--enable-expert-parallel": "set spec.parallelism.expert",
+    "--kv-offloading-size": "set spec.offload.hostMemory",
+    "--kv-offloading-backend": "set spec.offload.mode",
     "--device": "set spec.accelerator.type",
     "--device-ids": _DEVICES,
     "--disable-log-stats": "leave it out: without these metrics the plan cannot be verified",
@@ -138,7 +140,7 @@ UNPLANNED: Final = (
     ),
     _unplanned(
         "KV cache outside the device",
-        r"--(kv-transfer-config|kv-offloading-.*|ec-(transfer|manager)-config)",
+        r"--(kv-transfer-config|ec-(transfer|manager)-config)",
     ),
     _unplanned(
         "expert parallelism",
@@ -261,13 +263,19 @@ def user_arguments(
     planned, not_understood = vllm_planned.read(
         [outcome for outcome in found if isinstance(outcome, Setting)]
     )
-    return UserArguments(tuple(refused), (*unplanned, *not_understood), planned)
+    return UserArguments(
+        refused=tuple(refused),
+        unplanned=(*unplanned, *not_understood),
+        unplanned_flags=frozenset(v.flag for v in verdicts if not v.refused and v.flag),
+        planned=planned,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
     sentence: str
     refused: bool
+    flag: str = ""
 
 
 def _refuse(sentence: str) -> _Verdict:
@@ -436,7 +444,9 @@ def _judge_option(option: str, shown: str, value: str | None, version: str) -> _
     for group in UNPLANNED:
         if group.flags.fullmatch(flag) and group.counts(value):
             return _Verdict(
-                f"{shown} brings in {group.subject}, which is not planned for", refused=False
+                f"{shown} brings in {group.subject}, which is not planned for",
+                refused=False,
+                flag=flag,
             )
     return None
 

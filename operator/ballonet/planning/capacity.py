@@ -24,6 +24,7 @@ from ballonet.kv.weights import rank_weights
 from ballonet.planning import explain
 from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, takes
 from ballonet.planning.budget import budget_interval, usable_blocks
+from ballonet.planning.offload import offloads
 from ballonet.planning.resolve import Resolved
 from ballonet.planning.topology import NO_SIZES, EngineNeed, pool_need
 
@@ -294,9 +295,13 @@ def would_not_start(capacity: Capacity, slots: int) -> Finding | None:
             Status.FALSE,
             Reason.CEILING_DOES_NOT_FIT,
             f"One sequence of {counted(ceiling, 'token')} takes {per_sequence:,} blocks and only "
-            f"{explain.span(usable)} can be held: {lower}give more KV memory.",
+            f"{explain.span(usable)} can be held: {lower}give more KV memory."
+            f"{_NO_HELP if offloads(spec) else ''}",
         )
     return None
+
+
+_NO_HELP = " spec.offload does not help: a sequence that runs holds all its blocks on the device."
 
 
 def start_risk(capacity: Capacity, slots: int) -> str | None:

@@ -34,6 +34,7 @@ from ballonet.planning.capacity import (
 )
 from ballonet.planning.explain import Step
 from ballonet.planning.explain_layout import layout_steps
+from ballonet.planning.offload import conflicts, host_cache
 from ballonet.planning.pod import (
     PodNeeds,
     pod_needs,
@@ -194,9 +195,10 @@ def _arguments(spec: InferencePoolSpec) -> UserArguments:
     problems = template_problems(spec)
     if not vllm.is_known(spec.engine.version):
         return UserArguments(refused=tuple(problems))
-    found = vllm.user_arguments(spec.engine.args, user_env(spec), spec.engine.version)
-    refused = (*problems, *found.refused, *_fights(spec, found.planned))
-    return replace(found, refused=refused)
+    env = user_env(spec)
+    found = vllm.user_arguments(spec.engine.args, env, spec.engine.version)
+    fights = (*_fights(spec, found.planned), *conflicts(spec, found, env))
+    return replace(found, refused=(*problems, *found.refused, *fights))
 
 
 def _fights(spec: InferencePoolSpec, arguments: PlannedArguments) -> Iterator[str]:
@@ -450,6 +452,7 @@ def _gates(spec: InferencePoolSpec, resolved: Resolved, limit: int) -> Gates:
         data=spec.parallelism.data,
         decode_context=spec.parallelism.decode_context,
         expert_parallel=spec.parallelism.expert is ExpertParallel.ENABLED,
+        host_cache=host_cache(spec, resolved.layout),
         revision=spec.model.revision if claim is None else None,
         device=device,
     )

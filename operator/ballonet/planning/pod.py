@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ballonet.api.v1alpha1 import InferencePoolSpec
-from ballonet.engines import vllm
+from ballonet.engines import vllm, vllm_offload
 from ballonet.kv.memory import cpu_pod_bytes
 from ballonet.kv.units import GIB, MIB
 from ballonet.planning.batch import ranks_per_pod
 from ballonet.planning.capacity import given_bytes
+from ballonet.planning.offload import host_cache
 from ballonet.planning.resolve import Resolved
 
 # Name of the container that the engine runs in; spec.engine.podTemplate is merged by it.
@@ -21,6 +22,10 @@ CONTAINER = "engine"
 MAX_TEMPLATE_CHARACTERS = 65_536
 # A rank's own process with its CUDA context, beside file cache; an assumption, so only a request.
 GPU_HOST_BYTES_PER_RANK = 4 * GIB
+# What a pod with KV blocks in host memory takes beside them: tables and buffers of the transfers.
+# The blocks are counted at their own size; nobody has measured that here, and public reports say up
+# to 1.9 times for versions that pin memory (docs/offload.md), so it too is only a request.
+OFFLOAD_HOST_BYTES = 2 * GIB
 # Ranks of one pod talk through /dev/shm; Kubernetes gives 64 MiB unless told otherwise.
 SHM_BYTES_ALONE = 256 * MIB
 SHM_BYTES_PER_RANK = GIB
@@ -46,6 +51,9 @@ def pod_needs(spec: InferencePoolSpec, resolved: Resolved) -> PodNeeds:
     """Return what one pod of the pool asks of its node."""
     ranks = ranks_per_pod(spec)
     shm_bytes = SHM_BYTES_ALONE if ranks == 1 else ranks * SHM_BYTES_PER_RANK
+    offload_bytes = 0
+    if (cache := host_cache(spec, resolved.layout)) is not None:
+        offload_bytes = spec.parallelism.data * cache.bytes
     request: int | None
     limit: int | None
     if resolved.device.device == "cpu":
@@ -59,6 +67,10 @@ def pod_needs(spec: InferencePoolSpec, resolved: Resolved) -> PodNeeds:
     else:
         # File cache of the weights counts towards a limit, so there is none.
         request, limit = ranks * GPU_HOST_BYTES_PER_RANK + shm_bytes, None
+        if offload_bytes:
+            request += offload_bytes + OFFLOAD_HOST_BYTES
+            if vllm_offload.in_shared_memory(spec.engine.version):
+                shm_bytes += offload_bytes
         gpus = ranks
     resource = spec.accelerator.resource_name or resolved.device.resource_name
     return PodNeeds(

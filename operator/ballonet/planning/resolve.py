@@ -32,6 +32,7 @@ from ballonet.kv.settings import (
     cuda_platform,
 )
 from ballonet.kv.units import Interval
+from ballonet.planning import offload
 from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, ranks_per_pod
 from ballonet.planning.topology import NO_SIZES, pods, pool_need
 
@@ -128,6 +129,8 @@ def resolve(
             raise Unresolved(Reason.UNSUPPORTED_BY_ENGINE, str(error)) from None
         except LayoutNotUnderstood as error:
             problem = str(error)
+    if (broken := offload.layout_problem(spec, layout)) is not None:
+        raise Unresolved(Reason.UNSUPPORTED_BY_ENGINE, broken)
     return Resolved(
         device=device,
         arguments=arguments,
@@ -192,6 +195,7 @@ def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
             f"spec.admission.queue: Bounded needs vLLM 0.29 or later and spec.engine.version is "
             f"{version}: use Unbounded"
         )
+    problems += offload.device_problems(spec, device)
     ranks = ranks_per_pod(spec)
     if device.max_per_node is not None and ranks > device.max_per_node:
         problems.append(

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from ballonet.api.conditions import ConditionType, Finding, Reason, Status, is_news
+from ballonet.api.quantity import quantity_bytes
 from ballonet.api.status import (
     MAX_DESCRIPTION_CHARACTERS,
     MAX_MESSAGE_CHARACTERS,
@@ -21,9 +22,11 @@ from ballonet.api.status import (
     Source,
     TopologyStatus,
 )
+from ballonet.api.v1alpha1 import OffloadMode
 from ballonet.cluster.port import Json
 from ballonet.reconcile.children import selector
 from ballonet.reconcile.decide import Decision
+from ballonet.reconcile.record import AppliedRecord
 
 _OWN_TYPES: Final = frozenset(str(kind) for kind in ConditionType)
 # What only repeats another condition is not told a second time.
@@ -49,13 +52,7 @@ def build(
         budget=_budget(decision),
         topology=_topology(decision),
         remedies=_remedies(decision, generation),
-        engine=EngineStatus(
-            version=record.spec["engine"]["version"],
-            slots=record.budget["slots"],
-            args=list(record.engine_args),
-        )
-        if record is not None
-        else None,
+        engine=_engine(record),
     )
     return status.model_dump(mode="json", by_alias=True, exclude_none=True)
 
@@ -138,6 +135,19 @@ def _budget(decision: Decision) -> BudgetStatus | None:
         predicted=plan.predicted if plan is not None else None,
         measured=measured,
         error_per_mille=verification.error_per_mille if verification is not None else None,
+    )
+
+
+def _engine(record: AppliedRecord | None) -> EngineStatus | None:
+    if record is None:
+        return None
+    offload = record.spec.get("offload", {})
+    enabled = offload.get("mode") == OffloadMode.ENABLED
+    return EngineStatus(
+        version=record.spec["engine"]["version"],
+        slots=record.budget["slots"],
+        host_cache_bytes=quantity_bytes(offload["hostMemory"]) if enabled else None,
+        args=list(record.engine_args),
     )
 
 
