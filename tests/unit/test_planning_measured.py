@@ -54,6 +54,15 @@ def test_no_report_leaves_the_plan_alone() -> None:
     assert found.topology == plan.topology
 
 
+def test_an_engine_that_runs_more_than_its_blocks_hold_is_said_to_preempt() -> None:
+    found = held(demo(**FITTING), EngineReport(100, 32))
+    assert found.topology_fits.reason is Reason.EXCEEDS_BUDGET
+    assert (
+        "; 4 fit and the engine runs 6 at once, so some would be preempted and worked out again"
+        in found.topology_fits.message
+    )
+
+
 def test_the_lowest_engine_decides() -> None:
     reports = [EngineReport(128, 32), EngineReport(100, 32), EngineReport(120, 32)]
     found = held(demo(**FITTING), *reports)

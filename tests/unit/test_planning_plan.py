@@ -159,6 +159,40 @@ def test_replicas_share_the_runs() -> None:
     assert shared.topology_fits.message.startswith("each of 2 engines: ")
 
 
+def test_a_pod_of_several_engines_says_that_it_spreads_runs_unless_clients_pin_them() -> None:
+    plan = h100(
+        accelerator={"type": "H200-141GB"},
+        parallelism={"tensor": 2, "data": 2},
+        replicas=2,
+        topologies=[topology(role("planner"), role("worker", 5), runs=4)],
+    )
+    assert plan.verdict is Verdict.FITS
+    # Two runs a pod: six of their twelve sequences on each of its two engines.
+    assert plan.required_slots == 6
+    message = plan.topology_fits.message
+    assert message.startswith("each of 4 engines: any 6 of 12 sequences of research 2 x (")
+    assert "runs are spread evenly over 2 replicas and that each stays on one" in message
+    assert "over its 2 engines evenly, as it does unless clients pin them to a rank" in message
+    assert flag(plan, "--data-parallel-size") == "2"
+    assert plan.pod is not None and plan.pod.gpus_per_pod == 4
+
+
+def test_runs_that_are_spread_say_which_router_they_trust() -> None:
+    wide = {**topology(role("planner"), role("worker", 5)), "placement": "Spread"}
+    plan = demo(topologies=[wide], replicas=3)
+    assert (plan.required_slots, plan.verdict) == (2, Verdict.FITS)
+    assert plan.topology_fits.message.endswith(
+        "this trusts that a router sends each sequence of research to the replica that has fewest."
+    )
+
+
+def test_more_devices_than_a_node_has_are_refused_with_every_factor() -> None:
+    plan = h100(parallelism={"tensor": 4, "data": 4})
+    assert plan.spec_resolved.reason is Reason.UNSUPPORTED_BY_ENGINE
+    assert "tensor 4 x pipeline 1 x data 4 = 16 devices a pod" in plan.spec_resolved.message
+    assert "at most 8" in plan.spec_resolved.message
+
+
 def test_would_deadlock_is_said_with_the_number_of_holders() -> None:
     plan = demo(topologies=[topology(role("planner"), role("worker", 5), runs=3)])
     assert plan.topology_fits.reason is Reason.WOULD_DEADLOCK
