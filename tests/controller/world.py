@@ -32,6 +32,7 @@ class Engines:
     failure: Reason | None = None
     asked: list[PodTarget] = field(default_factory=list)
     now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    observation: Observation | None = None
 
     async def read(
         self, targets: Sequence[PodTarget], connection: str | None = None
@@ -39,7 +40,7 @@ class Engines:
         self.asked.extend(targets)
         if self.failure is not None:
             return [ScrapeFailure(t, self.failure, "no answer in time") for t in targets]
-        seen = Observation(
+        seen = self.observation or Observation(
             at=self.now, engines=1, running=0, waiting=0, usage_per_mille=0, preemptions=0
         )
         return [EngineSample(t, self.version, self.report, seen) for t in targets]

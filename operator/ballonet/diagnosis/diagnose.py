@@ -74,15 +74,26 @@ def resumed(evidence: Sequence[Evidence]) -> Courses:
 
 
 def diagnose(
-    pods: Mapping[str, Sequence[Observation]], facts: Facts, courses: Courses
+    pods: Mapping[str, Sequence[Observation]],
+    facts: Facts,
+    courses: Courses,
+    *,
+    earlier: Reason = Reason.NO_VERDICT,
 ) -> Diagnosis:
     """Return what is found in the observations of each pod, oldest first.
 
     The time of day is that of the newest observation: what stands still here is not the clock.
+
+    Args:
+        pods: observations by the pod's name.
+        facts: what they are held against.
+        courses: those of the diagnosis before.
+        earlier: the verdict before. A pool that was healthy stays so while a pod of it, new or
+            started anew, has not been watched for long enough.
     """
     histories = {name: History(seen) for name, seen in sorted(pods.items()) if seen}
     if not histories:
-        return no_verdict(TOO_FEW)
+        return replace(no_verdict(TOO_FEW), courses=courses)
     now = max(seen[-1].at for seen in pods.values() if seen)
     following = {
         rule.name: _followed(rule, histories, facts, courses.get(rule.name, Course()), now)
@@ -91,7 +102,8 @@ def diagnose(
     found = tuple(Evidence(name, c.evidence) for name, c in following.items() if c.found)
     if found:
         return Diagnosis(found[0].name, found, following)
-    if not all(_watched(history, facts) for history in histories.values()):
+    watched = all(_watched(history, facts) for history in histories.values())
+    if not watched and earlier is not Reason.HEALTHY:
         return replace(no_verdict(TOO_FEW), courses=following)
     healthy = Evidence(Reason.HEALTHY, Reason.HEALTHY.doc.removesuffix("."))
     return Diagnosis(Reason.HEALTHY, (healthy,), following)

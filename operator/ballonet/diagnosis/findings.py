@@ -469,10 +469,10 @@ def _usage_text(window: Window) -> str:
 
 
 def _waiting_text(window: Window, facts: Facts) -> str:
-    last = window.last
+    waiting = window.peak(lambda o: o.waiting_for_room)
     return (
-        f"requests wait for {window.seconds} s ({last.waiting_for_room or 0:,} now) with "
-        f"{last.running or 0:,} of {_slots(last, facts):,} slots taken"
+        f"up to {counted(waiting, 'request')} wait for {window.seconds} s with up to "
+        f"{window.peak(_running):,} of {_slots(window.last, facts):,} slots taken"
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from ballonet.api.conditions import (
     FINDING_TYPES,
@@ -15,13 +16,17 @@ from ballonet.api.conditions import (
 )
 from ballonet.api.v1alpha1 import InferencePoolSpec, WhenUnfit
 from ballonet.cluster.port import Json
+from ballonet.diagnosis.diagnose import Courses, Diagnosis, diagnose, no_verdict
+from ballonet.diagnosis.facts import facts_of
+from ballonet.diagnosis.levers import advise
 from ballonet.planning.measured import Verification, verify
 from ballonet.planning.plan import Plan
 from ballonet.planning.pod import template_shape_problem
-from ballonet.planning.remedies import Remedy
+from ballonet.planning.remedies import Remedy, apply_merge_patch
 from ballonet.planning.runtime_budget import runtime_budget
-from ballonet.reconcile import children
+from ballonet.reconcile import children, live
 from ballonet.reconcile.gather import Observed
+from ballonet.reconcile.live import Said
 from ballonet.reconcile.merge import covers
 from ballonet.reconcile.ownership import Child, Holder
 from ballonet.reconcile.pods import availability, rolling_out
@@ -35,6 +40,8 @@ from ballonet.reconcile.record import (
 )
 from ballonet.telemetry.port import EngineSample, ScrapeFailure
 
+_NO_COURSES: Final[Courses] = {}
+
 Planner = Callable[[str, Json, str | None, bool], Plan | None]
 
 
@@ -44,7 +51,8 @@ class Decision:
 
     ``applies`` are in the order of writing; ``deletes`` are left-overs of an earlier pool.
     ``settle_seconds`` is how long a due roll-out still waits for the spec to stay unchanged;
-    ``replaces_pods`` says that one goes out with these applies.
+    ``replaces_pods`` says that one goes out with these applies. ``said`` is what live numbers say,
+    ``courses`` where the next pass goes on from.
     """
 
     findings: dict[ConditionType, Finding]
@@ -56,6 +64,8 @@ class Decision:
     deletes: tuple[Json, ...] = ()
     settle_seconds: float = 0.0
     replaces_pods: bool = False
+    said: Said = live.NO_ENGINE
+    courses: Courses = field(default_factory=lambda: _NO_COURSES)
 
     def conditions(self) -> dict[ConditionType, Finding]:
         """Return all findings with Ready, Reconciling and Stalled."""
@@ -111,6 +121,7 @@ def decide(
     if record is None:
         findings.update(_no_pods("no pods are started: " + rollout.configured.message))
         return Decision(findings, plan, remedies=remedies)
+    said, courses = live.NO_ENGINE, _NO_COURSES
     applies = _desired(observed, record, installation)
     replaces_pods = stored is not None and stored.template != record.template
     if own is None:
@@ -123,12 +134,11 @@ def decide(
         change_due = replaces_pods or not covers(own["spec"], applies[-1]["spec"])
         findings[ConditionType.AVAILABLE] = _availability(observed, own, record, change_due)
         findings[ConditionType.METRICS_AVAILABLE] = _metrics_available(observed)
-        findings[ConditionType.KV_PRESSURE] = _NO_VERDICT
-        findings[ConditionType.ENGINE_HEALTHY] = _NO_VERDICT
         # While pods of two templates serve, their numbers do not describe one plan.
-        verification = (
-            None if change_due or rolling_out(own) else _verification(observed, record, planner)
+        serving = (
+            None if change_due or rolling_out(own) else _serving_plan(observed, record, planner)
         )
+        verification = _verification(observed, record, serving) if serving is not None else None
         findings[ConditionType.BUDGET_VERIFIED] = (
             verification.budget_verified if verification is not None else _NO_REPORT
         )
@@ -136,6 +146,10 @@ def decide(
             findings[ConditionType.TOPOLOGY_FITS] = verification.topology_fits
             if verification.topology_fits.status is Status.FALSE:
                 remedies = _measured_remedies(observed, plan, verification, planner)
+        diagnosis = _diagnosis(observed, record, serving, findings)
+        said = _said(observed, diagnosis, plan, remedies, planner)
+        findings.update(said.conditions())
+        courses = diagnosis.courses
     return Decision(
         findings,
         plan,
@@ -145,6 +159,8 @@ def decide(
         applies=applies,
         settle_seconds=rollout.settle_seconds,
         replaces_pods=replaces_pods,
+        said=said,
+        courses=courses,
     )
 
 
@@ -156,16 +172,12 @@ def broken(error: Exception) -> Decision:
         f"the operator met an error of its own ({type(error).__name__}); its log says more, and "
         "nothing that runs is changed",
     )
-    return Decision(dict.fromkeys(FINDING_TYPES, finding))
+    said = Said(Reason.NO_VERDICT, no_verdict("the operator met an error of its own").evidence)
+    return Decision(dict.fromkeys(FINDING_TYPES, finding), said=said)
 
 
 _NO_REPORT = Finding(
     Status.UNKNOWN, Reason.NO_ENGINE_REPORT, "no serving engine has reported its blocks yet"
-)
-
-
-_NO_VERDICT = Finding(
-    Status.UNKNOWN, Reason.NO_VERDICT, "no engine serves, so there is nothing to judge by"
 )
 
 
@@ -192,8 +204,7 @@ def _no_pods(message: str) -> dict[ConditionType, Finding]:
             Status.UNKNOWN, Reason.NO_ENGINE, "no engine serves, so there is nothing to read"
         ),
         ConditionType.BUDGET_VERIFIED: _NO_REPORT,
-        ConditionType.KV_PRESSURE: _NO_VERDICT,
-        ConditionType.ENGINE_HEALTHY: _NO_VERDICT,
+        **live.NO_ENGINE.conditions(),
     }
 
 
@@ -425,24 +436,69 @@ def _metrics_available(observed: Observed) -> Finding:
     )
 
 
-def _verification(
-    observed: Observed, record: AppliedRecord, planner: Planner
-) -> Verification | None:
-    serving = planner(
-        observed.pool["metadata"]["name"],
-        _as_scaled(record, observed.pool),
-        record.config_text,
-        False,
-    )
+def _serving_plan(observed: Observed, record: AppliedRecord, planner: Planner) -> Plan | None:
+    name = observed.pool["metadata"]["name"]
+    return planner(name, _as_scaled(record, observed.pool), record.config_text, False)
+
+
+def _verification(observed: Observed, record: AppliedRecord, serving: Plan) -> Verification | None:
     reports = [
         reading.report
         for reading in observed.readings
         if isinstance(reading, EngineSample) and reading.report is not None
     ]
-    if serving is None or not reports:
-        return None
     # What was really started with, should today's planner choose another limit.
-    return verify(serving, reports, limit=record.budget["slots"])
+    return verify(serving, reports, limit=record.budget["slots"]) if reports else None
+
+
+def _diagnosis(
+    observed: Observed,
+    record: AppliedRecord,
+    serving: Plan | None,
+    findings: Mapping[ConditionType, Finding],
+) -> Diagnosis:
+    """Return what live numbers say, if they are fresh and of the plan that serves."""
+    metrics = findings[ConditionType.METRICS_AVAILABLE]
+    if metrics.reason is Reason.NO_ENGINE:
+        return no_verdict("no engine serves, so there is nothing to judge by")
+    if metrics.status is not Status.TRUE:
+        return no_verdict("MetricsAvailable is not True, so there are no numbers to judge by")
+    if serving is None:
+        return no_verdict("pods are being replaced, so that numbers are not of one plan")
+    spec = observed.spec or serving.spec
+    facts = facts_of(serving, limit=record.budget["slots"], thresholds=spec.diagnosis)
+    before = live.said_before(observed.pool)
+    courses = observed.courses if observed.courses is not None else live.courses_of(before)
+    earlier = before.verdict if before is not None else Reason.NO_VERDICT
+    return diagnose(observed.history, facts, courses, earlier=earlier)
+
+
+def _said(
+    observed: Observed,
+    diagnosis: Diagnosis,
+    plan: Plan | None,
+    remedies: Sequence[Remedy],
+    planner: Planner,
+) -> Said:
+    """Return the verdict as it is to stand in the status: as it came, until another comes."""
+    before = live.kept(observed.pool, diagnosis.verdict, diagnosis.evidence)
+    if before is not None:
+        return before
+    raw = observed.pool["spec"]
+
+    def fits(patch: Json) -> bool:
+        changed = apply_merge_patch({"spec": raw}, patch)["spec"]
+        found = planner(observed.pool["metadata"]["name"], changed, observed.config_text, False)
+        return (
+            found is not None
+            and found.gates is not None
+            and found.topology_fits.status is not Status.FALSE
+        )
+
+    lever = None
+    if plan is not None:
+        lever = advise(diagnosis.verdict, plan.spec, fits=fits, remedies=remedies)
+    return Said(diagnosis.verdict, diagnosis.evidence, lever)
 
 
 def _measured_remedies(

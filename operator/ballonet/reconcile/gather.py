@@ -10,6 +10,7 @@ from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.parse import InvalidPoolError, parse_spec
 from ballonet.api.v1alpha1 import MAX_CONFIG_CHARACTERS, InferencePoolSpec
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
+from ballonet.diagnosis.diagnose import Courses
 from ballonet.diagnosis.observation import Observation
 from ballonet.planning.pod import CONTAINER
 from ballonet.reconcile.children import BUDGET_SUFFIX, selector
@@ -29,7 +30,8 @@ class Observed:
     ``spec`` is None where the stored spec does not parse; ``problem`` then says why, as it does
     when the ConfigMap that the model refers to cannot be read. ``applied`` is the record, as
     annotation text, of what this process applied last. ``history`` holds the recent observations
-    of each serving pod by its name, oldest first.
+    of each serving pod by its name, oldest first, ``courses`` how findings of live numbers went so
+    far (None: this process has not looked yet).
     """
 
     pool: Json
@@ -44,6 +46,7 @@ class Observed:
     readings: Sequence[EngineSample | ScrapeFailure] = ()
     history: Mapping[str, Sequence[Observation]] = field(default_factory=dict)
     applied: str | None = None
+    courses: Courses | None = None
 
 
 def read_spec(pool: Json) -> tuple[InferencePoolSpec | None, Finding | None]:

@@ -15,6 +15,7 @@ from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.catalog import Catalog
 from ballonet.cluster.lease import LEASE_SECONDS
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
+from ballonet.diagnosis.diagnose import Courses
 from ballonet.planning.plan import Plan, plan_pool
 from ballonet.reconcile import status as pool_status
 from ballonet.reconcile.decide import Decision, broken, decide
@@ -116,6 +117,7 @@ class _Memory:
     # The record of what was applied last, so that a Deployment deleted by hand is put back as it
     # was. As text, which is small.
     applied: str | None = None
+    courses: Courses | None = None
 
 
 class Reconciler:
@@ -193,6 +195,7 @@ class Reconciler:
         elif decision.replaces_pods:
             # What is edited from now on is for the next roll-out.
             memory.burst_began_at = self._monotonic()
+        memory.courses = decision.courses
         written = await self._write_status(pool, decision, own)
         if error is not None:
             raise error
@@ -294,6 +297,7 @@ class Reconciler:
             readings=readings,
             history={engine.name: tuple(memory.engines[engine.uid].ring) for engine in engines},
             applied=memory.applied,
+            courses=memory.courses,
         )
 
     async def _read_engines(

@@ -11,13 +11,17 @@ from ballonet.api.conditions import ConditionType, Finding, Reason, Status, is_n
 from ballonet.api.quantity import quantity_bytes
 from ballonet.api.status import (
     MAX_DESCRIPTION_CHARACTERS,
+    MAX_EVIDENCE,
     MAX_MESSAGE_CHARACTERS,
     MAX_PATCH_CHARACTERS,
     MAX_REMEDIES,
     BudgetStatus,
     ConditionStatus,
+    DiagnosisStatus,
     EngineStatus,
+    EvidenceStatus,
     InferencePoolStatus,
+    LeverStatus,
     RemedyStatus,
     Source,
     TopologyStatus,
@@ -26,6 +30,7 @@ from ballonet.api.v1alpha1 import OffloadMode
 from ballonet.cluster.port import Json
 from ballonet.reconcile.children import selector
 from ballonet.reconcile.decide import Decision
+from ballonet.reconcile.live import Said
 from ballonet.reconcile.record import AppliedRecord
 
 _OWN_TYPES: Final = frozenset(str(kind) for kind in ConditionType)
@@ -53,6 +58,7 @@ def build(
         topology=_topology(decision),
         remedies=_remedies(decision, generation),
         engine=_engine(record),
+        diagnosis=_diagnosis(decision.said, generation, now),
     )
     return status.model_dump(mode="json", by_alias=True, exclude_none=True)
 
@@ -107,7 +113,7 @@ def _conditions(
     pool: Json, findings: Mapping[ConditionType, Finding], generation: int, now: datetime
 ) -> list[ConditionStatus]:
     before = {c["type"]: c for c in pool.get("status", {}).get("conditions", ())}
-    stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    stamp = _stamp(now)
     conditions = []
     for kind, finding in findings.items():
         earlier = before.get(str(kind))
@@ -165,7 +171,7 @@ def _remedies(decision: Decision, generation: int) -> list[RemedyStatus]:
         return []
     remedies = []
     for remedy in decision.remedies:
-        patch = json.dumps(remedy.patch, separators=(",", ":"))
+        patch = _patch(remedy.patch)
         # A patch that is cut short would be worse than none.
         if len(patch) <= MAX_PATCH_CHARACTERS:
             remedies.append(
@@ -177,6 +183,35 @@ def _remedies(decision: Decision, generation: int) -> list[RemedyStatus]:
                 )
             )
     return remedies[:MAX_REMEDIES]
+
+
+def _diagnosis(said: Said, generation: int, now: datetime) -> DiagnosisStatus:
+    lever = said.lever
+    patch = None if lever is None or lever.patch is None else _patch(lever.patch)
+    return DiagnosisStatus(
+        verdict=said.verdict,
+        since=said.since or _stamp(now),
+        evidence=[
+            EvidenceStatus(name=e.name, message=_cut(e.text, MAX_DESCRIPTION_CHARACTERS))
+            for e in said.evidence[:MAX_EVIDENCE]
+        ],
+        lever=LeverStatus(
+            name=lever.name,
+            description=_cut(lever.text, MAX_DESCRIPTION_CHARACTERS),
+            patch=patch if patch is None or len(patch) <= MAX_PATCH_CHARACTERS else None,
+            generation=said.generation or generation,
+        )
+        if lever is not None
+        else None,
+    )
+
+
+def _patch(patch: Json) -> str:
+    return json.dumps(patch, separators=(",", ":"))
+
+
+def _stamp(now: datetime) -> str:
+    return now.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _cut(text: str, length: int) -> str:

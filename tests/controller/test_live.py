@@ -1,0 +1,205 @@
+"""What a pool says of live numbers, and how rarely."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ballonet.api.conditions import Reason
+from ballonet.cluster.port import Json
+from ballonet.diagnosis.observation import Observation
+from e2e.harness.pools import a_pool
+from tests.controller.world import NAMESPACE, World
+
+PERIOD_SECONDS = 15
+
+
+class Load:
+    """What the engines of a world have done so far."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.now = Observation(
+            at=world.engines.now,
+            engines=1,
+            running=0,
+            waiting=0,
+            waiting_capacity=0,
+            blocks=128,
+            used_blocks=0,
+            usage_per_mille=0,
+            preemptions=0,
+            prompt_tokens=0,
+            generation_tokens=0,
+            iterations=0,
+            rejections=0,
+        )
+
+    async def goes_on(self, seconds: int, *, tokens: int = 100, **gauges: Any) -> None:
+        """Let time pass, a pass of the operator at each period."""
+        for _ in range(0, seconds, PERIOD_SECONDS):
+            self.world.pass_time(PERIOD_SECONDS)
+            before = self.now
+            self.now = replace(
+                before,
+                at=self.world.engines.now,
+                generation_tokens=(before.generation_tokens or 0) + tokens,
+                **gauges,
+            )
+            self.world.engines.observation = self.now
+            await self.world.reconcile()
+
+
+@pytest.fixture
+async def world() -> World:
+    world = World()
+    pool = a_pool().ceiling(608).planner_and_workers(5)
+    world.cluster.put(pool.build(NAMESPACE))
+    await world.settle()
+    assert world.condition("Ready") == ("True", "Serving")
+    return world
+
+
+@pytest.fixture
+def load(world: World) -> Load:
+    return Load(world)
+
+
+def diagnosis(world: World) -> Json:
+    found: Json = world.pool()["status"]["diagnosis"]
+    return found
+
+
+BUSY = {"running": 6, "waiting": 3, "waiting_capacity": 3, "usage_per_mille": 800}
+CALM = {"running": 2, "waiting": 0, "waiting_capacity": 0, "usage_per_mille": 300}
+
+
+async def test_a_verdict_comes_with_its_numbers_and_a_lever_that_fits(
+    world: World, load: Load
+) -> None:
+    await load.goes_on(90, **BUSY)
+    assert world.condition("KVPressure") == ("True", "SlotBound")
+    assert world.condition("EngineHealthy") == ("True", "Healthy")
+    said = diagnosis(world)
+    assert said["verdict"] == "SlotBound"
+    (evidence,) = said["evidence"]
+    assert evidence["name"] == "SlotBound"
+    assert "3 requests wait" in evidence["message"]
+    assert "6 of 6 slots" in evidence["message"]
+    assert "usage up to 80 %" in evidence["message"]
+    assert said["lever"]["name"] == "Replicas"
+    assert json.loads(said["lever"]["patch"]) == {"spec": {"replicas": 2}}
+    assert ("KVPressure", "SlotBound") in world.events.told
+
+
+async def test_live_numbers_write_nothing_while_the_verdict_stands(
+    world: World, load: Load
+) -> None:
+    await load.goes_on(90, **BUSY)
+    world.cluster.writes.clear()
+    before = diagnosis(world)
+    for waiting in range(1, 41):
+        gauges = {**BUSY, "waiting": waiting, "waiting_capacity": waiting}
+        await load.goes_on(PERIOD_SECONDS, **gauges)
+    assert world.cluster.writes == []
+    assert diagnosis(world) == before
+
+
+async def test_an_idle_hour_writes_nothing(world: World, load: Load) -> None:
+    calm = {**CALM, "running": 0, "usage_per_mille": 0}
+    await load.goes_on(1200, tokens=0, **calm)
+    assert diagnosis(world)["verdict"] == "Idle"
+    world.cluster.writes.clear()
+    world.events.told.clear()
+    await load.goes_on(3600, tokens=0, **calm)
+    assert world.cluster.writes == []
+    assert world.events.told == []
+
+
+async def test_pressure_that_comes_and_goes_is_told_once(world: World, load: Load) -> None:
+    await load.goes_on(90, **BUSY)
+    world.events.told.clear()
+    for _ in range(10):
+        await load.goes_on(60, **CALM)
+        await load.goes_on(60, **BUSY)
+    assert diagnosis(world)["verdict"] == "SlotBound"
+    assert world.events.told == []
+    await load.goes_on(240, **CALM)
+    assert diagnosis(world)["verdict"] == "Healthy"
+    assert world.events.told == [("KVPressure", "Healthy")]
+
+
+async def test_a_new_operator_goes_on_where_the_old_one_stopped(world: World, load: Load) -> None:
+    await load.goes_on(90, **BUSY)
+    before = diagnosis(world)
+    world.restart_operator()
+    world.cluster.writes.clear()
+    await load.goes_on(300, **BUSY)
+    assert diagnosis(world) == before
+    assert world.cluster.writes == []
+    world.restart_operator()
+    await load.goes_on(240, **CALM)
+    assert diagnosis(world)["verdict"] == "Healthy"
+
+
+async def test_an_engine_that_stands_still_is_named(world: World, load: Load) -> None:
+    await load.goes_on(90, **CALM)
+    await load.goes_on(15, tokens=0, **CALM)
+    assert world.condition("EngineHealthy") == ("True", "Healthy")
+    await load.goes_on(15, tokens=0, **CALM)
+    assert world.condition("EngineHealthy") == ("False", "EngineStuck")
+    assert world.condition("KVPressure") == ("Unknown", "EngineStuck")
+    assert diagnosis(world)["lever"]["name"] == "RestartPod"
+    assert world.condition("Ready") == ("True", "Serving")
+
+
+async def test_without_metrics_there_is_no_verdict(world: World, load: Load) -> None:
+    await load.goes_on(90, **BUSY)
+    world.engines.failure = Reason.UNREACHABLE
+    await load.goes_on(45, **BUSY)
+    assert diagnosis(world)["verdict"] == "SlotBound"
+    await load.goes_on(15, **BUSY)
+    assert world.condition("MetricsAvailable")[0] == "False"
+    assert world.condition("KVPressure") == ("Unknown", "NoVerdict")
+    assert world.condition("EngineHealthy") == ("Unknown", "NoVerdict")
+    world.cluster.writes.clear()
+    await load.goes_on(600, **BUSY)
+    assert world.cluster.writes == []
+
+
+async def test_there_is_no_verdict_on_pods_of_two_templates(world: World, load: Load) -> None:
+    await load.goes_on(90, **BUSY)
+    world.edit({"sequence": {"maxTokens": 576}})
+    await world.reconcile()
+    world.pass_time(3)
+    await world.reconcile()
+    assert world.condition("Configured") == ("True", "Applied")
+    assert world.condition("KVPressure") == ("Unknown", "NoVerdict")
+    assert "replaced" in world.whole_condition("KVPressure")["message"]
+
+
+async def test_a_new_threshold_counts_at_once_and_replaces_no_pod(world: World, load: Load) -> None:
+    await load.goes_on(90, **CALM)
+    deployment = world.deployment()
+    world.edit({"diagnosis": {"stuckSeconds": 10}})
+    await load.goes_on(15, tokens=0, **CALM)
+    await load.goes_on(15, tokens=0, **CALM)
+    assert world.condition("EngineHealthy") == ("False", "EngineStuck")
+    after = world.deployment()
+    assert deployment is not None and after is not None
+    assert after["spec"] == deployment["spec"]
+
+
+async def test_a_pool_without_engines_says_so_and_rests(world: World, load: Load) -> None:
+    await load.goes_on(90, **BUSY)
+    world.edit({"replicas": 0})
+    await world.settle()
+    assert world.condition("KVPressure") == ("Unknown", "NoVerdict")
+    world.cluster.writes.clear()
+    for _ in range(20):
+        world.pass_time(60)
+        await world.reconcile()
+    assert world.cluster.writes == []
