@@ -179,6 +179,22 @@ def test_what_the_user_says_of_block_and_prefix_caching_is_written() -> None:
     assert "--no-enable-prefix-caching" in plan.engine_args
 
 
+def test_a_backend_of_latents_needs_the_block_that_it_takes() -> None:
+    eight = {
+        "parallelism": {"tensor": 8},
+        "accelerator": {"type": "H200-141GB"},
+        "budget": {"kvCacheMemoryPerRank": "10Gi"},
+    }
+    backend = ("--attention-backend", "FLASHMLA")
+    plan = planned("deepseek-ai/DeepSeek-V3", *backend, **eight)
+    assert plan.budget_computed.reason is Reason.UNPLANNED_ARGUMENT
+    assert "spec.sequence.blockTokens" in plan.budget_computed.message
+    known = planned("deepseek-ai/DeepSeek-V3", *backend, **eight, sequence={"blockTokens": 64})
+    assert known.layout is not None and known.layout.block_tokens == 64
+    assert known.budget_computed.reason is Reason.GIVEN
+    assert planned(DENSE, "--attention-backend", "FLASHINFER").source is Source.PREDICTED
+
+
 def test_an_older_version_may_start_where_no_sequence_can_be_finished() -> None:
     # 32 blocks: the null block is among them, and up to 0.28 the check at start counts it.
     for version in ("0.28.0", "0.32.0"):

@@ -282,7 +282,7 @@ def would_not_start(capacity: Capacity, slots: int) -> Finding | None:
     room = _device_room(capacity, slots)
     most = None if room is None else room.high
     if blocks.high == 0 or (most is not None and memory.kv_cache_bytes.low > most):
-        text = _no_room_text(memory, most)
+        text = _no_room_text(capacity.device_memory(slots) or memory, most)
         return Finding(Status.FALSE, Reason.MODEL_DOES_NOT_FIT, explain.bounded(text))
     if not _holds_one(capacity, memory.kv_cache_bytes.high, ceiling):
         usable = Interval(usable_blocks(blocks.low), usable_blocks(blocks.high))

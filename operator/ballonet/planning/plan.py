@@ -237,6 +237,12 @@ def _capacity(
                 "once."
             ),
         )
+    backend = resolved.arguments.attention_backend
+    if backend is not None and resolved.block_tokens is None:
+        unplanned += (
+            f"--attention-backend {backend} may take other blocks than those that are planned for "
+            "this model: set spec.sequence.blockTokens.",
+        )
     if unplanned:
         return Finding(
             Status.UNKNOWN, Reason.UNPLANNED_ARGUMENT, explain.bounded(" ".join(unplanned))
