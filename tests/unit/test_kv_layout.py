@@ -116,11 +116,6 @@ def test_a_window_frees_blocks_but_keeps_those_in_flight() -> None:
     assert layout.blocks(32768) == full + window
 
 
-def test_batches_in_flight_keep_blocks_from_0_26_on() -> None:
-    assert layout_rules((0, 25, 1))[0].batches_in_flight is False
-    assert layout_rules((0, 26, 0))[0].batches_in_flight is True
-
-
 def test_drafted_tokens_take_room_up_to_the_longest_sequence() -> None:
     plain = planned([FULL], max_model_tokens=4096)
     drafting = planned([FULL], max_model_tokens=4096, lookahead_tokens=3)
@@ -276,6 +271,16 @@ def test_tokens_beside_states_are_dealt_to_ranks_from_0_26_on() -> None:
     with pytest.raises(EngineRefuses) as caught:
         model_layout(geometry, version=(0, 25, 1), **further)
     assert caught.value.field == "spec.parallelism.decodeContext"
+
+
+def test_windows_keep_the_tokens_of_all_batches_in_flight_from_0_26_on() -> None:
+    geometry = parse_config(json.dumps(WINDOWS))
+    one, two = (
+        model_layout(geometry, version=version, max_batched_tokens=8192)
+        for version in ((0, 25, 1), (0, 26, 0))
+    )
+    assert (one.in_flight_tokens, two.in_flight_tokens) == (8192, 16384)
+    assert two.blocks(32768) - one.blocks(32768) == 8192 // 16
 
 
 def test_a_version_that_was_not_read_is_planned_as_the_more_cautious_neighbour() -> None:
