@@ -31,6 +31,7 @@ from ballonet.cluster.lease import Lease, LeaseTakenError
 from ballonet.cluster.port import ApiError, Kind
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.reconcile import PoolKey, Reconciler
+from ballonet.telemetry.connections import Connections
 from ballonet.telemetry.sources import Sources
 
 CRD: Final = f"{v1alpha1.PLURAL}.{v1alpha1.GROUP}"
@@ -85,7 +86,7 @@ class Operator:
         self.metrics.attach(self._queue)
         self._login = login
         self._cluster = KubernetesCluster(login, timeout_seconds=settings.api_timeout_seconds)
-        self._sources = Sources()
+        self._sources = Sources(Connections(settings.prometheus_connections))
         self._lease = Lease(
             self._cluster, settings.namespace, settings.lease_name, settings.identity
         )

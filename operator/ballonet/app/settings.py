@@ -111,6 +111,11 @@ class Settings(BaseModel):
         description="Files of own devices and models, comma-separated, each over those before it; "
         "of a folder all that end in .yaml, .yml or .json. Read at the start.",
     )
+    prometheus_connections: Annotated[str, StringConstraints(pattern=r"^/")] | None = Field(
+        None,
+        description="File of the Prometheus connections that pools may name, as an absolute path. "
+        "Read whenever it is used, as are the files that it names.",
+    )
 
     @property
     def installation(self) -> str:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ballonet.telemetry.connections import Connections
 from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
+from ballonet.telemetry.prometheus import PrometheusSource
 from ballonet.telemetry.scrape import DirectScrape
 
 
 class Sources:
     """Implements ``ballonet.telemetry.port.MetricsSource``: pods themselves, or a Prometheus."""
 
-    def __init__(self) -> None:
+    def __init__(self, connections: Connections) -> None:
         self._pods = DirectScrape()
+        self._prometheus = PrometheusSource(connections)
 
     async def read(
         self, targets: Sequence[PodTarget], connection: str | None = None
     ) -> list[EngineSample | ScrapeFailure]:
         """Return one outcome for each target, in their order."""
-        return await self._pods.read(targets)
+        if connection is None:
+            return await self._pods.read(targets)
+        return await self._prometheus.read(targets, connection)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._pods.close()
+        self._prometheus.close()

@@ -1,0 +1,110 @@
+"""Engine pods out of a Prometheus that has scraped them: rounds of queries that all pools share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from ballonet.api.conditions import Reason
+from ballonet.engines.vllm_metrics import METRICS
+from ballonet.telemetry.connections import (
+    Connections,
+    InvalidConnectionsError,
+    PrometheusConnection,
+)
+from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
+from ballonet.telemetry.reading import InvalidPageError
+from ballonet.telemetry.rounds import WINDOW_SECONDS, Limits, Readings, SourceError
+
+PERIOD_SECONDS: Final = 15.0
+MAX_THREADS: Final = 4
+
+
+@dataclass(frozen=True)
+class _Round:
+    """The youngest round of a connection: under way, or done and what it found."""
+
+    began_at: float
+    future: Future[Readings]
+
+
+class PrometheusSource:
+    """Reads engine pods from Prometheus connections.
+
+    The client blocks, so rounds run in threads of their own, at most four at a time. A connection
+    has at most one round under way, and one that hangs holds up nobody else.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        limits: Limits | None = None,
+    ) -> None:
+        self._connections = connections
+        self._monotonic = monotonic
+        self._limits = limits or Limits()
+        self._rounds: dict[str, _Round] = {}
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="prometheus")
+
+    def close(self) -> None:
+        """Begin no further round; one under way ends by itself."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def read(
+        self, targets: Sequence[PodTarget], connection: str
+    ) -> list[EngineSample | ScrapeFailure]:
+        """Return one outcome for each target, in their order."""
+        try:
+            known = self._connections.named(connection)
+            readings = await self._youngest(known)
+        except InvalidConnectionsError as error:
+            return [ScrapeFailure(t, Reason.UNKNOWN_CONNECTION, str(error)) for t in targets]
+        except SourceError as error:
+            message = f"Prometheus connection {connection}: {error}"
+            return [ScrapeFailure(t, Reason.SOURCE_UNREACHABLE, message) for t in targets]
+        return [_outcome(target, known, readings) for target in targets]
+
+    async def _youngest(self, connection: PrometheusConnection) -> Readings:
+        """Return what the youngest round found; begin one when it is older than the period."""
+        last = self._rounds.get(connection.name)
+        now = self._monotonic()
+        if last is None or (last.future.done() and now - last.began_at >= PERIOD_SECONDS):
+            last = _Round(now, self._threads.submit(_round, connection, self._limits))
+            self._rounds[connection.name] = last
+        # It ends by itself, but for what no time-out reaches: looking up a name, a free thread.
+        longest = self._limits.round_seconds + self._limits.query_seconds
+        try:
+            async with asyncio.timeout(last.began_at + longest - now):
+                return await asyncio.shield(asyncio.wrap_future(last.future))
+        except TimeoutError:
+            raise SourceError(f"no answer within {longest:g} s") from None
+
+
+def _round(connection: PrometheusConnection, limits: Limits) -> Readings:
+    # Imported here: the client takes a second and 20 MiB, and who reads pods needs none of it.
+    from ballonet.telemetry.queries import ask  # noqa: PLC0415
+
+    return ask(connection, limits)
+
+
+def _outcome(
+    target: PodTarget, connection: PrometheusConnection, readings: Readings
+) -> EngineSample | ScrapeFailure:
+    found = readings.get((target.namespace, target.name))
+    if found is None:
+        return ScrapeFailure(
+            target,
+            Reason.NO_SERIES,
+            f"Prometheus connection {connection.name} has no {METRICS.present.name} of the last "
+            f"{WINDOW_SECONDS} s with {connection.namespace_label}={target.namespace} and "
+            f"{connection.pod_label}={target.name}; it must scrape the pod at least every 30 s",
+        )
+    if isinstance(found, InvalidPageError):
+        return ScrapeFailure(target, found.reason, str(found))
+    return EngineSample(target, None, found.report, found.observation)

@@ -1,0 +1,103 @@
+"""The blocking client of a Prometheus: bounded answers, no redirects, nothing from the environment.
+
+Only imported in the thread that asks.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from io import BytesIO
+from typing import Any, Final
+
+import requests
+from prometheus_api_client import PrometheusConnect
+from urllib3.exceptions import HTTPError
+from urllib3.util import Retry
+
+from ballonet.api.quoting import quoted
+from ballonet.telemetry.connections import PrometheusConnection
+from ballonet.telemetry.rounds import Limits, Readings, Round, SourceError, queries
+
+_CHUNK_BYTES: Final = 64 * 1024
+
+
+def ask(connection: PrometheusConnection, limits: Limits) -> Readings:
+    """Make one round of queries.
+
+    Raises:
+        InvalidConnectionsError: a file of the connection cannot be read.
+        SourceError: Prometheus does not answer in time, refuses, or answers what it cannot.
+    """
+    found = Round(connection)
+    with _Session(limits) as session:
+        session.verify = connection.ca_file or True
+        client = PrometheusConnect(
+            url=connection.base_url,
+            headers={**connection.all_headers(), "Accept-Encoding": "identity"},
+            auth=connection.credentials(),
+            session=session,
+            retry=Retry(0, read=False),
+            timeout=limits.query_seconds,
+        )
+        for name, query in queries(connection):
+            try:
+                found.take(name, client.custom_query(query))
+            # First: an answer that is no JSON is an OSError of the client too.
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+                raise SourceError("what answers there is no Prometheus") from None
+            except (OSError, HTTPError) as error:
+                raise SourceError(_cause(error, limits)) from None
+    return found.readings()
+
+
+class _Session(requests.Session):
+    """A session whose answers are bounded in bytes and all together in time."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__()
+        self.trust_env = False
+        self._limits = limits
+        self._deadline = time.monotonic() + limits.round_seconds
+
+    def request(self, *arguments: Any, **options: Any) -> requests.Response:
+        """Make a request and read its answer; what is not status 200 is an error."""
+        options |= {"stream": True, "allow_redirects": False}
+        content = b""
+        with super().request(*arguments, **options) as response:
+            # Parts as they come: waiting for full ones, the clock would not be looked at.
+            while part := response.raw.read1(_CHUNK_BYTES):
+                content += part
+                if len(content) > self._limits.answer_bytes:
+                    raise SourceError(
+                        f"an answer is longer than {self._limits.answer_bytes} bytes; give the "
+                        "connection labels that narrow it down"
+                    )
+                if time.monotonic() > self._deadline:
+                    raise SourceError(f"not all answers within {self._limits.round_seconds:g} s")
+        if response.status_code != 200:
+            raise SourceError(f"status {response.status_code}{_told(content)}")
+        answer = requests.Response()
+        answer.status_code, answer.raw = response.status_code, BytesIO(content)
+        return answer
+
+
+def _told(content: bytes) -> str:
+    """Return the error that Prometheus tells, if it is one that tells."""
+    try:
+        error = json.loads(content)["error"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return f", {quoted(error)}" if isinstance(error, str) else ""
+
+
+def _cause(error: BaseException, limits: Limits) -> str:
+    """Return what went wrong in words; the client's own hold the query and could hold headers."""
+    innermost = error
+    while (deeper := innermost.__cause__ or innermost.__context__) is not None:
+        innermost = deeper
+    if isinstance(error, requests.Timeout) or isinstance(innermost, TimeoutError):
+        return f"no answer within {limits.query_seconds:g} s"
+    if isinstance(innermost, OSError) and innermost.strerror:
+        return f"cannot be reached: {innermost.strerror}"
+    return f"cannot be reached: {type(innermost).__name__}"

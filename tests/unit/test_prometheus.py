@@ -1,0 +1,466 @@
+"""Reading engine pods out of a Prometheus: a real HTTP server that answers as one does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ballonet.api.conditions import Reason
+from ballonet.engines.vllm_metrics import METRICS
+from ballonet.telemetry.connections import Connections
+from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
+from ballonet.telemetry.prometheus import PERIOD_SECONDS, PrometheusSource
+from ballonet.telemetry.rounds import Limits
+from ballonet.telemetry.scrape import read_page
+
+Json = dict[str, Any]
+# Some scrape, not now: the source must go by what Prometheus says.
+SCRAPED = datetime(2026, 11, 30, 12, tzinfo=UTC)
+REAL_PAGE = (Path(__file__).parent / "data" / "vllm_0.32.0_metrics.txt").read_text()
+INFO = 'vllm:cache_config_info{engine="0",num_gpu_blocks="128",block_size="32"} 1\n'
+
+
+def target(name: str = "p-0", namespace: str = "ns") -> PodTarget:
+    return PodTarget(namespace, name, f"uid-{name}", "10.0.0.1", 8000)
+
+
+def page(running: float = 3, usage: object = 0.5) -> str:
+    return (
+        f'{INFO}vllm:num_requests_running{{engine="0",model_name="m"}} {running}\n'
+        f'vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} {usage}\n'
+    )
+
+
+@dataclass
+class FakePrometheus:
+    """Scraped samples, and answers to the queries that are made of them."""
+
+    scrapes: list[tuple[float, dict[str, str], str]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    paths: set[str] = field(default_factory=set)
+    answer: Callable[[BaseHTTPRequestHandler], bool] | None = None
+    url: str = ""
+
+    def scrape(self, text: str, pod: str = "p-0", seconds: float = 0, **labels: str) -> None:
+        """Note what a pod said, so many seconds after SCRAPED."""
+        instance = {"namespace": "ns", "pod": pod, "instance": f"{pod}:8000", "job": "vllm"}
+        self.scrapes.append((SCRAPED.timestamp() + seconds, instance | labels, text))
+
+    def result(self, query: str) -> list[Json]:
+        if re.match(r"(sum|max) by", query):
+            return self.aggregate(query)
+        match = re.fullmatch(r"([\w:]+)\{(.*)\}\[60s\]", query)
+        assert match is not None, query
+        return [
+            {"metric": {"__name__": match[1], **dict(key)}, "values": samples}
+            for key, samples in self.samples(match[1], match[2]).items()
+        ]
+
+    def samples(self, name: str, selector: str) -> dict[Any, list[Any]]:
+        wanted = dict(re.findall(r'(\w+)="(.*?)"', selector))
+        found: dict[Any, list[Any]] = {}
+        for at, labels, text in self.scrapes:
+            for family in text_string_to_metric_families(text):
+                for one in family.samples:
+                    everything = {**one.labels, **labels}
+                    if one.name == name and wanted.items() <= everything.items():
+                        key = tuple(sorted(everything.items()))
+                        found.setdefault(key, []).append([at, str(one.value)])
+        return found
+
+    def aggregate(self, query: str) -> list[Json]:
+        match = re.search(r"by \((.*?)\) \(last_over_time\(([\w:]+)\{(.*?)\}", query)
+        assert match is not None, query
+        groups: dict[Any, list[float]] = {}
+        for key, samples in self.samples(match[2], match[3]).items():
+            labels = {k: v for k, v in key if k in match[1].split(",")}
+            groups.setdefault(tuple(labels.items()), []).append(float(samples[-1][1]))
+        fold = sum if query.startswith("sum") else max
+        # An aggregate bears the time of the query.
+        return [
+            {"metric": dict(key), "value": [time.time(), str(fold(values))]}
+            for key, values in groups.items()
+        ]
+
+
+@pytest.fixture
+def prometheus() -> Iterator[FakePrometheus]:
+    fake = FakePrometheus()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            split = urlsplit(self.path)
+            query = parse_qs(split.query).get("query", [""])[0]
+            fake.asked.append(query)
+            fake.paths.add(split.path)
+            fake.headers.append(dict(self.headers))
+            if fake.answer is not None and fake.answer(self):
+                return
+            send(self, json.dumps({"status": "success", "data": {"result": fake.result(query)}}))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    fake.url = f"http://127.0.0.1:{server.server_port}"
+    yield fake
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def send(handler: BaseHTTPRequestHandler, body: str, status: int = 200, **headers: str) -> None:
+    handler.send_response(status)
+    for name, value in headers.items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    handler.wfile.write(body.encode())
+
+
+@dataclass
+class Asking:
+    """A source with one connection, ``main``, and a clock of its own."""
+
+    source: PrometheusSource
+    file: Path
+    seconds: float = 0.0
+
+    async def read(
+        self, *targets: PodTarget, connection: str = "main"
+    ) -> list[EngineSample | ScrapeFailure]:
+        return await self.source.read(targets or (target(),), connection)
+
+    async def failure(self) -> ScrapeFailure:
+        (outcome,) = await self.read()
+        assert isinstance(outcome, ScrapeFailure)
+        return outcome
+
+
+@pytest.fixture
+def limits() -> Limits:
+    return Limits(query_seconds=30, round_seconds=60, answer_bytes=100_000)
+
+
+@pytest.fixture
+def asking(prometheus: FakePrometheus, tmp_path: Path, limits: Limits) -> Iterator[Asking]:
+    file = tmp_path / "connections.yaml"
+    write(file, prometheus.url)
+    made = Asking(
+        PrometheusSource(Connections(str(file)), monotonic=lambda: made.seconds, limits=limits),
+        file,
+    )
+    yield made
+    made.source.close()
+
+
+def write(file: Path, url: str, **settings: object) -> None:
+    file.write_text(json.dumps({"connections": [{"name": "main", "url": url, **settings}]}))
+
+
+async def test_prometheus_says_of_a_pod_what_the_pod_says_itself(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    prometheus.scrape(REAL_PAGE)
+    (seen,) = await asking.read()
+    assert isinstance(seen, EngineSample)
+    direct = read_page(REAL_PAGE, SCRAPED)
+    assert (seen.report, seen.observation) == (direct.report, direct.observation)
+    assert seen.version is None
+
+
+async def test_one_query_a_series_is_made_for_all_pods_in_a_period(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    for n in range(3):
+        prometheus.scrape(page(running=n), pod=f"p-{n}")
+    seen = await asyncio.gather(*(asking.read(target(f"p-{n}")) for n in range(3)))
+    assert [one.observation.running for (one,) in seen if isinstance(one, EngineSample)] == [
+        0,
+        1,
+        2,
+    ]
+    assert len(prometheus.asked) == len(METRICS.series())
+    asking.seconds = PERIOD_SECONDS - 1
+    await asking.read()
+    assert len(prometheus.asked) == len(METRICS.series())
+    asking.seconds = PERIOD_SECONDS
+    await asking.read()
+    assert len(prometheus.asked) == 2 * len(METRICS.series())
+
+
+async def test_a_pod_is_seen_at_the_time_of_its_newest_scrape(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    prometheus.scrape(page(running=1, usage=0.1), seconds=0)
+    prometheus.scrape(page(running=2, usage=0.2), seconds=15)
+    (seen,) = await asking.read()
+    assert isinstance(seen, EngineSample)
+    assert seen.observation.at == SCRAPED + timedelta(seconds=15)
+    assert (seen.observation.running, seen.observation.usage_per_mille) == (2, 200)
+
+
+async def test_figures_of_two_scrapes_are_not_mixed(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    prometheus.scrape(page(running=1, usage=0.1), seconds=0)
+
+    def scraped_meanwhile(_: BaseHTTPRequestHandler) -> bool:
+        if len(prometheus.asked) == 2:
+            prometheus.scrape(page(running=9, usage=0.9), seconds=15)
+        return False
+
+    prometheus.answer = scraped_meanwhile
+    (seen,) = await asking.read()
+    assert isinstance(seen, EngineSample)
+    assert (seen.observation.running, seen.observation.usage_per_mille) == (1, 100)
+
+
+async def test_a_series_that_has_ended_is_absent(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    prometheus.scrape(page() + 'vllm:num_requests_waiting{engine="0"} 7\n', seconds=0)
+    prometheus.scrape(page(), seconds=15)
+    (seen,) = await asking.read()
+    assert isinstance(seen, EngineSample)
+    assert seen.observation.waiting is None
+
+
+async def test_a_pod_without_fresh_series_is_told_by_what_was_looked_for(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    prometheus.scrape(page(), pod="other")
+    failure = await asking.failure()
+    assert failure.reason is Reason.NO_SERIES
+    assert "namespace=ns and pod=p-0" in failure.message
+
+
+async def test_a_pod_that_is_scraped_twice_is_not_counted_twice(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    for job, seconds in (("pods", 0.0), ("services", 4.0), ("pods", 15.0), ("services", 19.0)):
+        prometheus.scrape(page(), seconds=seconds, job=job)
+    failure = await asking.failure()
+    assert failure.reason is Reason.AMBIGUOUS_METRICS
+    assert "job 'pods' and 'services'" in failure.message
+
+
+async def test_engines_of_a_pod_that_are_scraped_one_by_one_are_added_up(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    for engine, seconds in ((0, 0.0), (1, 4.0), (0, 15.0), (1, 19.0)):
+        text = page(running=2 + engine).replace('engine="0"', f'engine="{engine}"')
+        prometheus.scrape(text, seconds=seconds, instance=f"10.0.0.1:{8000 + engine}")
+    (seen,) = await asking.read()
+    assert isinstance(seen, EngineSample)
+    assert (seen.observation.running, seen.observation.engines) == (5, 2)
+    # The older of both: nothing of it is newer than it says.
+    assert seen.observation.at == SCRAPED + timedelta(seconds=15)
+
+
+async def test_a_pod_that_was_scraped_under_another_address_before_is_one_pod(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    prometheus.scrape(page(running=1), seconds=0, instance="10.0.0.1:8000")
+    prometheus.scrape(page(running=2), seconds=15, instance="10.0.0.2:8000")
+    (seen,) = await asking.read()
+    assert isinstance(seen, EngineSample)
+    assert seen.observation.running == 2
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1", "1.5", "+Inf"])
+async def test_a_pod_that_lies_does_not_take_others_along(
+    prometheus: FakePrometheus, asking: Asking, value: str
+) -> None:
+    prometheus.scrape(page(usage=value), pod="liar")
+    prometheus.scrape(page(), pod="p-0")
+    liar, good = await asking.read(target("liar"), target("p-0"))
+    assert isinstance(liar, ScrapeFailure)
+    assert liar.reason is Reason.INVALID_METRICS
+    assert isinstance(good, EngineSample)
+
+
+async def test_labels_of_a_connection_tell_clusters_apart(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    prometheus.scrape(page(running=1), cluster="eu")
+    prometheus.scrape(page(running=2), cluster="us")
+    write(asking.file, prometheus.url, labels={"cluster": "us"})
+    (seen,) = await asking.read()
+    assert isinstance(seen, EngineSample)
+    assert seen.observation.running == 2
+
+
+async def test_a_path_prefix_headers_and_credentials_come_from_files_as_they_are_now(
+    prometheus: FakePrometheus, asking: Asking, tmp_path: Path
+) -> None:
+    prometheus.scrape(page())
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    write(
+        asking.file,
+        prometheus.url,
+        pathPrefix="/prometheus",
+        bearerTokenFile=str(token),
+        headers={"X-Scope-OrgID": "agents"},
+    )
+    await asking.read()
+    assert prometheus.paths == {"/prometheus/api/v1/query"}
+    assert prometheus.headers[-1]["Authorization"] == "Bearer first"
+    assert prometheus.headers[-1]["X-Scope-OrgID"] == "agents"
+    token.write_text("second\n")
+    asking.seconds = PERIOD_SECONDS
+    await asking.read()
+    assert prometheus.headers[-1]["Authorization"] == "Bearer second"
+
+
+async def test_basic_authentication(
+    prometheus: FakePrometheus, asking: Asking, tmp_path: Path
+) -> None:
+    (tmp_path / "user").write_text("ballonet")
+    (tmp_path / "password").write_text("secret\n")
+    files = {"usernameFile": str(tmp_path / "user"), "passwordFile": str(tmp_path / "password")}
+    write(asking.file, prometheus.url, basicAuth=files)
+    await asking.read()
+    assert prometheus.headers[-1]["Authorization"] == "Basic YmFsbG9uZXQ6c2VjcmV0"
+
+
+def text(body: str, status: int = 200, **headers: str) -> Callable[[BaseHTTPRequestHandler], bool]:
+    def answer(handler: BaseHTTPRequestHandler) -> bool:
+        send(handler, body, status, **headers)
+        return True
+
+    return answer
+
+
+def hang(handler: BaseHTTPRequestHandler) -> bool:
+    time.sleep(0.7)
+    return True
+
+
+def drip(handler: BaseHTTPRequestHandler) -> bool:
+    handler.send_response(200)
+    handler.end_headers()
+    for _ in range(30):
+        time.sleep(0.1)
+        try:
+            handler.wfile.write(b" ")
+        except OSError:
+            break
+    return True
+
+
+BAD_QUERY = json.dumps({"status": "error", "error": "too many samples"})
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (text("", 401), "status 401"),
+        (text("", 302, Location="http://127.0.0.1:1/"), "status 302"),
+        (text(BAD_QUERY, 422), "status 422, 'too many samples'"),
+        (text("<html>"), "is no Prometheus"),
+        (text("{}"), "is no Prometheus"),
+        (text('{"data": {"result": 3}}'), "is no Prometheus"),
+        (text('{"data": {"result": [3]}}'), "is no Prometheus"),
+        (text('{"data": {"result": [{"metric": {}, "values": [[1]]}]}}'), "is no Prometheus"),
+        (text('{"data": {"result": [{"metric": {}, "values": [[1, "x"]]}]}}'), "is no Prometheus"),
+        (text(" " * 200_000), "longer than 100000 bytes"),
+    ],
+)
+async def test_a_prometheus_that_does_not_behave_is_named(
+    prometheus: FakePrometheus,
+    asking: Asking,
+    answer: Callable[[BaseHTTPRequestHandler], bool],
+    words: str,
+) -> None:
+    prometheus.answer = answer
+    failure = await asking.failure()
+    assert failure.reason is Reason.SOURCE_UNREACHABLE
+    assert failure.message.startswith("Prometheus connection main: ")
+    assert words in failure.message
+
+
+@pytest.mark.parametrize(
+    ("limits", "answer", "words"),
+    [
+        (Limits(query_seconds=0.2), hang, "no answer within 0.2 s"),
+        (Limits(query_seconds=30, round_seconds=0.2), drip, "not all answers within 0.2 s"),
+    ],
+)
+async def test_a_prometheus_that_takes_its_time_is_not_waited_for(
+    prometheus: FakePrometheus,
+    asking: Asking,
+    answer: Callable[[BaseHTTPRequestHandler], bool],
+    words: str,
+) -> None:
+    prometheus.answer = answer
+    failure = await asking.failure()
+    assert failure.reason is Reason.SOURCE_UNREACHABLE
+    assert words in failure.message
+
+
+async def test_a_failed_round_is_not_repeated_for_each_pod(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    prometheus.answer = text("", 503)
+    await asking.read()
+    await asking.read(target("p-1"))
+    assert len(prometheus.asked) == 1
+
+
+async def test_a_prometheus_that_is_not_there(asking: Asking) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    write(asking.file, f"http://127.0.0.1:{port}")
+    failure = await asking.failure()
+    assert failure.reason is Reason.SOURCE_UNREACHABLE
+    assert failure.message.endswith("cannot be reached: Connection refused")
+
+
+async def test_a_connection_that_does_not_exist_is_named_with_those_that_do(
+    asking: Asking,
+) -> None:
+    (failure,) = await asking.read(connection="other")
+    assert isinstance(failure, ScrapeFailure)
+    assert failure.reason is Reason.UNKNOWN_CONNECTION
+    assert "'other'" in failure.message
+    assert "it has: main" in failure.message
+
+
+async def test_a_token_that_is_missing_is_named_by_its_file(
+    asking: Asking, prometheus: FakePrometheus
+) -> None:
+    write(asking.file, prometheus.url, bearerTokenFile="/nowhere/token")
+    failure = await asking.failure()
+    assert failure.reason is Reason.UNKNOWN_CONNECTION
+    assert "/nowhere/token: No such file" in failure.message
+
+
+async def test_nothing_secret_gets_into_a_message(
+    prometheus: FakePrometheus, asking: Asking, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    for number, content in enumerate(("s3cret", "s3cret\nsecond line", "s3cret" * 20_000)):
+        token.write_text(content)
+        write(asking.file, prometheus.url, bearerTokenFile=str(token))
+        prometheus.answer = text("", 401)
+        asking.seconds = number * PERIOD_SECONDS
+        assert "s3cret" not in (await asking.failure()).message
