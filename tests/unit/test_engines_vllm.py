@@ -172,7 +172,7 @@ def test_the_public_image_carries_the_version() -> None:
         ),
         (
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
-            *(Reason.ENGINE_REFUSED_TO_START, "does not fit the device"),
+            *(Reason.OUT_OF_DEVICE_MEMORY, "set spec.budget.pin to None"),
         ),
         ("vllm: error: unrecognized arguments: --no-such-flag", None, "spec.engine.args"),
         (

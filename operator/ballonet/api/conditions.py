@@ -77,6 +77,7 @@ class Reason(StrEnum):
     # BudgetComputed
     GIVEN = "Given", "The KV memory was given, so the blocks are exact."
     PREDICTED = "Predicted", "The KV memory was predicted from the device, as an interval."
+    RECEIPT = "Receipt", "The KV memory is what starts of this configuration measured."
     LAYOUT_NOT_UNDERSTOOD = (
         "LayoutNotUnderstood",
         "The model's cache layout is not planned for; start it and let the engine report.",
@@ -154,6 +155,10 @@ class Reason(StrEnum):
     ENGINE_REFUSED_TO_START = (
         "EngineRefusedToStart",
         "The engine says that the model or its ceiling does not fit the memory it found.",
+    )
+    OUT_OF_DEVICE_MEMORY = (
+        "OutOfDeviceMemory",
+        "The device ran out of memory when the engine started; give it less, or unpin.",
     )
     VERSION_MISMATCH = "VersionMismatch", "The running engine is of another version than declared."
     PROGRESS_DEADLINE = "ProgressDeadlineExceeded", "The roll-out took longer than its deadline."
@@ -280,7 +285,7 @@ REASONS: Final[dict[ConditionType, dict[Status, tuple[Reason, ...]]]] = {
         Status.UNKNOWN: ALWAYS_POSSIBLE,
     },
     ConditionType.BUDGET_COMPUTED: {
-        Status.TRUE: (Reason.GIVEN, Reason.PREDICTED),
+        Status.TRUE: (Reason.GIVEN, Reason.PREDICTED, Reason.RECEIPT),
         Status.FALSE: _NO_BUDGET,
         Status.UNKNOWN: (
             Reason.SPEC_UNRESOLVED,
@@ -321,6 +326,7 @@ REASONS: Final[dict[ConditionType, dict[Status, tuple[Reason, ...]]]] = {
             Reason.IMAGE_PULL_FAILED,
             Reason.CONTAINER_NOT_CREATED,
             Reason.ENGINE_REFUSED_TO_START,
+            Reason.OUT_OF_DEVICE_MEMORY,
             Reason.CRASH_LOOP,
             Reason.OOM_KILLED,
             Reason.VERSION_MISMATCH,

@@ -28,6 +28,7 @@ class Source(StrEnum):
 
     GIVEN = "Given"
     PREDICTED = "Predicted"
+    RECEIPT = "Receipt"
     MEASURED = "Measured"
 
 
@@ -87,12 +88,36 @@ class MeasuredBudget(Model):
     engines: Int32 = Field(description="Engines that reported.")
     blocks: Int64 = Field(description="KV blocks of an engine.")
     block_tokens: Int32 | None = Field(None, description="Tokens a block.")
-    kv_cache_bytes: Int64 | None = Field(None, description="KV memory of a rank, where reported.")
+    kv_cache_bytes: Int64 | None = Field(
+        None,
+        description="KV memory of a rank: as reported, or the blocks times the bytes of one.",
+    )
     blocks_per_sequence: Int64 | None = Field(
         None, description="Blocks of one sequence at the serving ceiling."
     )
     max_concurrent: Int64 | None = Field(
         None, description="Sequences at the serving ceiling that fit one engine at once."
+    )
+
+
+class ReceiptUse(StrEnum):
+    """Whether plans begin from a receipt."""
+
+    USABLE = "Usable"
+    OUTSIDE_PREDICTION = "OutsidePrediction"
+
+
+class ReceiptStatus(Model):
+    """What starts of the serving configuration measured, those of other pools among them."""
+
+    boots: Int32 = Field(description="Starts of engines that were counted.")
+    kv_cache_low_bytes: Int64 = Field(description="Least KV memory of a rank.")
+    kv_cache_high_bytes: Int64 = Field(description="Most KV memory of a rank.")
+    low_blocks: Int64 = Field(description="Fewest KV blocks of an engine.")
+    high_blocks: Int64 = Field(description="Most KV blocks of an engine.")
+    use: ReceiptUse = Field(
+        description="Usable: the next plan of this configuration begins from it. "
+        "OutsidePrediction: it is more or less than was thought possible, and is only shown."
     )
 
 
@@ -102,6 +127,9 @@ class BudgetStatus(Model):
     source: Source | None = Field(None, description="Where the number that decides comes from.")
     predicted: PredictedBudget | None = Field(None, description="As planned.")
     measured: MeasuredBudget | None = Field(None, description="As reported by running engines.")
+    receipt: ReceiptStatus | None = Field(
+        None, description="As measured at the starts of engines of this configuration."
+    )
     error_per_mille: Annotated[int, integer(-1_000_000, 1_000_000)] | None = Field(
         None,
         description="Planned low end less measured blocks, in thousandths of measured; absent "

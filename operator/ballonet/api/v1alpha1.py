@@ -291,6 +291,13 @@ class OffloadMode(StrEnum):
     ENABLED = "Enabled"
 
 
+class Pin(StrEnum):
+    """Which measured KV memory is given to the engine."""
+
+    NONE = "None"
+    RECEIPT = "Receipt"
+
+
 class RolloutStrategy(StrEnum):
     """How pods are replaced."""
 
@@ -622,6 +629,12 @@ class BudgetSpec(Model):
         None,
         description="Exact KV cache memory given to each rank; absent means predicted from the "
         "device. It bypasses the engine's own memory check.",
+    )
+    pin: Pin = Field(
+        Pin.NONE,
+        description="Receipt gives each rank the least KV memory that starts of this configuration "
+        "measured, less 0.3 GiB or 1 %, so that every start has the same blocks. It goes out with "
+        "the next roll-out and never causes one. kvCacheMemoryPerRank goes before it.",
     )
 
 

@@ -212,9 +212,9 @@ START_FAILURES: Final[tuple[StartFailure, ...]] = (
     ),
     StartFailure(
         r"(CUDA|HIP) out of memory|torch\.OutOfMemoryError",
-        _REFUSED,
-        "the model does not fit the device; lower spec.accelerator.memoryPercent or "
-        "spec.budget.kvCacheMemoryPerRank, or raise spec.parallelism.tensor",
+        Reason.OUT_OF_DEVICE_MEMORY,
+        "lower spec.budget.kvCacheMemoryPerRank, or set spec.budget.pin to None if it is Receipt, "
+        "or lower spec.accelerator.memoryPercent, or raise spec.parallelism.tensor",
     ),
     StartFailure(
         r"User-specified max_model_len .* is greater than the derived max_model_len",

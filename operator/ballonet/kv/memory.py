@@ -87,6 +87,8 @@ class MemoryPlan:
         mid: what is most likely left; None where kv_cache_bytes is None.
         calibration: the classes of boots that the measured parts come from; none where the memory
             is given.
+        measured: which starts of this very configuration narrowed what is left; None where it is
+            as predicted or given.
     """
 
     parts: tuple[MemoryPart, ...]
@@ -94,6 +96,7 @@ class MemoryPlan:
     reason: str | None = None
     mid: int | None = None
     calibration: tuple[CalibrationClass, ...] = ()
+    measured: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from functools import cached_property
 
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.quantity import quantity_bytes
-from ballonet.api.v1alpha1 import InferencePoolSpec
+from ballonet.api.status import Source
+from ballonet.api.v1alpha1 import InferencePoolSpec, Pin
 from ballonet.catalog.calibration import calibration
 from ballonet.engines import vllm
+from ballonet.engines.vllm_written import Limits
 from ballonet.kv.adapters import adapter_bytes, has_planned_adapters
 from ballonet.kv.geometry import ModelGeometry
 from ballonet.kv.layout import CacheLayout
@@ -25,6 +27,7 @@ from ballonet.planning import explain
 from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, takes
 from ballonet.planning.budget import budget_interval, usable_blocks
 from ballonet.planning.offload import offloads
+from ballonet.planning.receipts import Known, Receipt, narrowed, pinned, usable
 from ballonet.planning.resolve import Resolved
 from ballonet.planning.topology import NO_SIZES, EngineNeed, pool_need
 
@@ -49,11 +52,16 @@ def given_bytes(spec: InferencePoolSpec) -> int | None:
 
 @dataclass(frozen=True)
 class Capacity:
-    """Memory and blocks of one engine; only for specs whose layout and memory are known."""
+    """Memory and blocks of one engine; only for specs whose layout and memory are known.
+
+    Attributes:
+        receipts: what engines of this configuration measured at their starts.
+    """
 
     spec: InferencePoolSpec
     resolved: Resolved
     layout: CacheLayout
+    receipts: tuple[Receipt, ...] = ()
 
     @property
     def given_bytes(self) -> int | None:
@@ -64,15 +72,50 @@ class Capacity:
     def memory(self, slots: int) -> MemoryPlan:
         """Return where the memory of a rank goes when the engine runs this many sequences."""
         if slots not in self._memory:
-            given = self.given_bytes
-            plan = self.predicted_memory(slots) if given is None else given_memory(given)
-            self._memory[slots] = plan
+            self._memory[slots] = self._memory_for(slots)
         return self._memory[slots]
 
     @cached_property
     def _memory(self) -> dict[int, MemoryPlan]:
         """What was worked out already: searches ask for the same numbers again."""
         return {}
+
+    def _memory_for(self, slots: int) -> MemoryPlan:
+        given = self.given_bytes
+        if given is not None:
+            return given_memory(given)
+        fixed = self._pinned(slots)
+        if fixed is not None:
+            return fixed
+        return narrowed(self.predicted_memory(slots), self.limits(slots), self._known)
+
+    def source(self, slots: int) -> Source:
+        """Return where the memory of an engine that runs this many sequences comes from."""
+        if self.given_bytes is not None:
+            return Source.GIVEN
+        return Source.PREDICTED if self.memory(slots).measured is None else Source.RECEIPT
+
+    def written_bytes(self, slots: int) -> int | None:
+        """Return the KV memory of a rank that is written to the engine, or None."""
+        fixed = self._pinned(slots) if self.given_bytes is None else None
+        return given_bytes(self.spec) if fixed is None else fixed.mid
+
+    def limits(self, slots: int) -> Limits:
+        """Return the limits that are written for this many sequences."""
+        return Limits(
+            max_model_tokens=self.spec.sequence.max_tokens,
+            max_num_seqs=vllm.max_num_seqs(slots, self.spec.engine.version),
+            max_batched_tokens=max_batched_tokens(self.spec, self.resolved.device.device, slots),
+        )
+
+    def _pinned(self, slots: int) -> MemoryPlan | None:
+        if self.spec.budget.pin is not Pin.RECEIPT:
+            return None
+        return pinned(self.limits(slots), self._known)
+
+    @cached_property
+    def _known(self) -> tuple[Known, ...]:
+        return usable(self.receipts, self.predicted_under)
 
     def device_memory(self, slots: int) -> MemoryPlan | None:
         """Return where the memory of a device goes by prediction, or None where that is unknown."""
@@ -103,7 +146,11 @@ class Capacity:
         return None if text is None else Finding(Status.UNKNOWN, reason, explain.bounded(text))
 
     def predicted_memory(self, slots: int, memory_percent: int | None = None) -> MemoryPlan:
-        """Return the same without regard to memory that was given."""
+        """Return the same without regard to memory that was given or measured."""
+        return self.predicted_under(self.limits(slots), memory_percent)
+
+    def predicted_under(self, limits: Limits, memory_percent: int | None = None) -> MemoryPlan:
+        """Return where the memory of a rank goes by prediction, under any limits."""
         resolved, spec = self.resolved, self.spec
         assert resolved.device.memory_bytes is not None
         parallel, arguments = spec.parallelism, resolved.arguments
@@ -114,7 +161,7 @@ class Capacity:
             weights=self._rank_weights,
             version=vllm.parse_version(spec.engine.version)[:3],
             calibration=calibration(),
-            max_model_tokens=spec.sequence.max_tokens,
+            max_model_tokens=limits.max_model_tokens,
             tensor=parallel.tensor,
             pipeline=parallel.pipeline,
             data=parallel.data,
@@ -122,8 +169,8 @@ class Capacity:
             unified=resolved.device.unified_memory,
             eager=arguments.eager,
             drafted_tokens=arguments.speculation.tokens if arguments.speculation else 0,
-            max_num_seqs=vllm.max_num_seqs(slots, spec.engine.version),
-            max_batched_tokens=max_batched_tokens(spec, resolved.device.device, slots),
+            max_num_seqs=limits.max_num_seqs,
+            max_batched_tokens=limits.max_batched_tokens,
             vendor=resolved.device.vendor,
         )
         return plan if self._adapters is None else with_part(plan, self._adapters)

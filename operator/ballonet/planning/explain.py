@@ -310,7 +310,14 @@ def memory_steps(memory: MemoryPlan, *, device: Accelerator, weights_source: str
         "KV memory of a rank",
         " - ".join(part.name for part in memory.parts),
         usual_amount(memory.kv_cache_bytes, memory.mid),
-        f"calibrated on {classes}" if classes else "",
+        "; ".join(
+            text
+            for text in (
+                memory.measured and f"receipt: {memory.measured}",
+                classes and f"calibrated on {classes}",
+            )
+            if text
+        ),
     )
     return [whole, share, weights, *others, left]
 

@@ -89,7 +89,7 @@ def verify(
             engines=len(reports),
             blocks=lowest.blocks,
             block_tokens=lowest.block_tokens,
-            kv_cache_bytes=lowest.kv_cache_bytes,
+            kv_cache_bytes=kv_cache_bytes(plan, lowest),
             blocks_per_sequence=per_sequence,
             max_concurrent=None if per_sequence is None else max_concurrent(budget, per_sequence),
         ),
@@ -98,6 +98,16 @@ def verify(
         topology=topology,
         error_per_mille=_error_per_mille(plan, lowest),
     )
+
+
+def kv_cache_bytes(plan: Plan, report: EngineReport) -> int | None:
+    """Return the KV memory of a rank, as reported or as its blocks take, or None.
+
+    Engines report it only where it was given; what is left beside the blocks is less than one.
+    """
+    if report.kv_cache_bytes is not None or plan.layout is None:
+        return report.kv_cache_bytes
+    return int(_reported_blocks(plan, report) * plan.layout.bytes_per_block)
 
 
 def _held(spec: InferencePoolSpec, layout: CacheLayout | None, report: EngineReport) -> Fraction:
@@ -246,7 +256,7 @@ def _verified(plan: Plan, lowest: EngineReport, engines: int) -> Finding:
 
 def _error_per_mille(plan: Plan, lowest: EngineReport) -> int | None:
     """Return planned low end less measured, in thousandths of measured; None where given."""
-    if plan.source is not Source.PREDICTED or plan.blocks is None or lowest.blocks == 0:
+    if not plan.engine_sizes_itself or plan.blocks is None or lowest.blocks == 0:
         return None
     measured = _reported_blocks(plan, lowest)
     error = (plan.blocks.low - measured) / measured

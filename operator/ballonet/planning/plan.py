@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.status import (
@@ -32,6 +32,7 @@ from ballonet.planning.capacity import (
     unplanned_slots,
     would_not_start,
 )
+from ballonet.planning.configuration import configuration
 from ballonet.planning.explain import Step
 from ballonet.planning.explain_layout import layout_steps
 from ballonet.planning.offload import conflicts, host_cache
@@ -42,6 +43,7 @@ from ballonet.planning.pod import (
     template_shape_problem,
     user_env,
 )
+from ballonet.planning.receipts import NO_RECEIPTS, Receipt, Receipts
 from ballonet.planning.remedies import Remedy, find_remedies
 from ballonet.planning.resolve import Resolved, Unresolved, resolve
 from ballonet.planning.topology import (
@@ -74,6 +76,8 @@ class Plan:
         device: the device of a rank; None where the spec is not resolved.
         device_memory: where the memory of a device goes by prediction, also where the KV memory is
             given; None where it cannot be said.
+        receipts: what engines of this configuration measured, as far as the plan looked at it.
+        capacity: what was asked for memory and blocks; None where the budget is not known.
     """
 
     name: str
@@ -102,11 +106,19 @@ class Plan:
     pod: PodNeeds | None = None
     remedies: tuple[Remedy, ...] = ()
     steps: tuple[Step, ...] = ()
+    receipts: tuple[Receipt, ...] = ()
+    capacity: Capacity | None = field(default=None, compare=False, repr=False)
 
     @property
     def verdict(self) -> Verdict:
         """Whether the declared topologies fit."""
         return self.topology.verdict
+
+    @property
+    def engine_sizes_itself(self) -> bool:
+        """Whether the engine is to work out its KV memory, so that it may differ from the plan."""
+        given = self.gates is not None and self.gates.kv_cache_memory_bytes is not None
+        return self.source in (Source.PREDICTED, Source.RECEIPT) and not given
 
 
 def plan_pool(
@@ -116,6 +128,7 @@ def plan_pool(
     *,
     catalog: Catalog | None = None,
     with_remedies: bool = True,
+    receipts: Receipts = NO_RECEIPTS,
 ) -> Plan:
     """Plan a pool.
 
@@ -126,15 +139,16 @@ def plan_pool(
             when there is no reference or it could not be read.
         catalog: devices and models that can be named; None for the built-in ones.
         with_remedies: whether to look for changes that would make it fit.
+        receipts: what engines measured at their starts, of whatever configurations.
     """
     catalog = catalog or Catalog.builtin()
-    plan = _plan(name, spec, config_text, catalog)
+    plan = _plan(name, spec, config_text, catalog, receipts)
     if not with_remedies or plan.verdict is Verdict.FITS or plan.need is None:
         return plan
     remedies = find_remedies(
         plan,
-        fits=lambda changed: _surely_fits(changed, config_text, catalog),
-        replan=lambda changed: _plan(name, changed, config_text, catalog),
+        fits=lambda changed: _surely_fits(changed, config_text, catalog, receipts),
+        replan=lambda changed: _plan(name, changed, config_text, catalog, receipts),
         accelerators=catalog.accelerators,
     )
     if not remedies:
@@ -145,7 +159,13 @@ def plan_pool(
     return replace(plan, remedies=remedies, topology_fits=finding)
 
 
-def _plan(name: str, spec: InferencePoolSpec, config_text: str | None, catalog: Catalog) -> Plan:
+def _plan(
+    name: str,
+    spec: InferencePoolSpec,
+    config_text: str | None,
+    catalog: Catalog,
+    receipts: Receipts,
+) -> Plan:
     arguments = _arguments(spec)
     refused = arguments.refused
     try:
@@ -163,13 +183,26 @@ def _plan(name: str, spec: InferencePoolSpec, config_text: str | None, catalog: 
         device=resolved.device,
         layout=resolved.layout,
     )
-    capacity = _capacity(spec, resolved, arguments.unplanned)
+    own = _own_receipts(spec, config_text, resolved, receipts)
+    capacity = _capacity(spec, resolved, arguments.unplanned, own)
     if isinstance(capacity, Finding):
         return _unplanned(plan, resolved, capacity)
     return _planned(plan, capacity)
 
 
-def _surely_fits(spec: InferencePoolSpec, config_text: str | None, catalog: Catalog) -> bool:
+def _own_receipts(
+    spec: InferencePoolSpec, config_text: str | None, resolved: Resolved, receipts: Receipts
+) -> tuple[Receipt, ...]:
+    """Return the receipts of the spec's configuration, in which any limits do."""
+    if not receipts.all:
+        return ()
+    args = vllm.render_args(_gates(spec, resolved, 1, None), spec.engine.version)
+    return receipts.of(configuration(spec, config_text, args))
+
+
+def _surely_fits(
+    spec: InferencePoolSpec, config_text: str | None, catalog: Catalog, receipts: Receipts
+) -> bool:
     """Return whether a plan of the spec would fit, without making the plan."""
     try:
         resolved = resolve(spec, config_text, _arguments(spec).planned, catalog)
@@ -177,7 +210,8 @@ def _surely_fits(spec: InferencePoolSpec, config_text: str | None, catalog: Cata
         return False
     if resolved.layout is None:
         return False
-    capacity = Capacity(spec, resolved, resolved.layout)
+    own = _own_receipts(spec, config_text, resolved, receipts)
+    capacity = Capacity(spec, resolved, resolved.layout, own)
     return surely_fits(capacity, _engine_need(spec, resolved.layout))
 
 
@@ -224,7 +258,10 @@ def _resolved_text(spec: InferencePoolSpec, resolved: Resolved) -> str:
 
 
 def _capacity(
-    spec: InferencePoolSpec, resolved: Resolved, unplanned: tuple[str, ...]
+    spec: InferencePoolSpec,
+    resolved: Resolved,
+    unplanned: tuple[str, ...],
+    receipts: tuple[Receipt, ...],
 ) -> Capacity | Finding:
     """Return what an engine can hold, or why that cannot be worked out."""
     if resolved.layout is None:
@@ -247,7 +284,7 @@ def _capacity(
         return Finding(
             Status.UNKNOWN, Reason.UNPLANNED_ARGUMENT, explain.bounded(" ".join(unplanned))
         )
-    capacity = Capacity(spec, resolved, resolved.layout)
+    capacity = Capacity(spec, resolved, resolved.layout, receipts)
     if capacity.given_bytes is None and capacity.unpredictable is not None:
         return capacity.unpredictable
     return capacity
@@ -273,7 +310,7 @@ def _unplanned(plan: Plan, resolved: Resolved, finding: Finding) -> Plan:
     """Return the plan of a pool that starts without a budget."""
     spec = plan.spec
     need = _engine_need(spec, resolved.layout)
-    gates = _gates(spec, resolved, unplanned_slots(spec))
+    gates = _gates(spec, resolved, unplanned_slots(spec), given_bytes(spec))
     known = resolved.layout is not None
     text = (
         f"{_UNKNOWN_TOPOLOGY.message} {need.slots} sequences are needed at once; the engine runs "
@@ -324,7 +361,7 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
     judged_slots = max(slots.limit, need.slots)
     judged_blocks = capacity.blocks(judged_slots) or blocks
     budget = budget_interval(judged_blocks, spec.budget.safety_percent)
-    source = Source.GIVEN if capacity.given_bytes is not None else Source.PREDICTED
+    source = capacity.source(slots.limit)
     fatal = would_not_start(capacity, slots.limit)
     judgement = judge(need, budget, slots.limit)
     concurrent = max_concurrent(capacity.budget(slots.limit).low, need.blocks_per_sequence)
@@ -353,7 +390,7 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
             judgement.reason,
             explain.bounded(f"The engine would not start. {fatal.message}"),
         )
-    gates = _gates(spec, resolved, slots.limit)
+    gates = _gates(spec, resolved, slots.limit, capacity.written_bytes(slots.limit))
     steps = (
         *layout_steps(
             layout,
@@ -412,26 +449,41 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
         gates=gates,
         engine_args=vllm.render_args(gates, spec.engine.version),
         pod=pod_needs(spec, resolved),
+        receipts=capacity.receipts,
+        capacity=capacity,
     )
+
+
+# How BudgetComputed calls the sources.
+_REASONS = {
+    Source.GIVEN: Reason.GIVEN,
+    Source.PREDICTED: Reason.PREDICTED,
+    Source.RECEIPT: Reason.RECEIPT,
+}
 
 
 def _budget_finding(capacity: Capacity, slots: int, source: Source) -> Finding:
     spec, layout = capacity.spec, capacity.layout
-    kv_cache, blocks = capacity.memory(slots).kv_cache_bytes, capacity.blocks(slots)
+    memory, blocks = capacity.memory(slots), capacity.blocks(slots)
+    kv_cache = memory.kv_cache_bytes
     assert kv_cache is not None and blocks is not None
+    how = source.value.lower() if memory.measured is None else f"receipt: {memory.measured}"
     ceiling = spec.sequence.max_tokens
     risk = start_risk(capacity, slots)
     return Finding(
         Status.TRUE,
-        Reason.GIVEN if source is Source.GIVEN else Reason.PREDICTED,
-        f"{explain.amount(kv_cache)} of KV memory a rank ({source.value.lower()}) = "
+        _REASONS[source],
+        f"{explain.amount(kv_cache)} of KV memory a rank ({how}) = "
         f"{explain.span(blocks)} blocks of {counted(layout.block_tokens, 'token')}; "
         f"a sequence of {counted(ceiling, 'token')} takes {layout.blocks(ceiling):,}"
         f"{'' if risk is None else f'; {risk}'}.",
     )
 
 
-def _gates(spec: InferencePoolSpec, resolved: Resolved, limit: int) -> Gates:
+def _gates(
+    spec: InferencePoolSpec, resolved: Resolved, limit: int, kv_cache_bytes: int | None
+) -> Gates:
+    """Return the limits of an engine; ``kv_cache_bytes`` is the memory of a rank it is given."""
     claim = spec.model.claim
     folder = f"/{claim.path}" if claim is not None and claim.path else ""
     queue_limit = None
@@ -452,7 +504,7 @@ def _gates(spec: InferencePoolSpec, resolved: Resolved, limit: int) -> Gates:
         queue_limit=queue_limit,
         block_tokens=resolved.block_tokens,
         memory_percent=None if device == "cpu" else spec.accelerator.memory_percent,
-        kv_cache_memory_bytes=given_bytes(spec),
+        kv_cache_memory_bytes=kv_cache_bytes,
         tensor=spec.parallelism.tensor,
         pipeline=spec.parallelism.pipeline,
         data=spec.parallelism.data,
