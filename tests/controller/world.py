@@ -18,6 +18,9 @@ from tests.fakes.cluster import FakeCluster
 
 NAMESPACE = "agents"
 INSTALLATION = "ballonet-system/ballonet"
+NODE = "gpu-1"
+# From the start of an engine's container until it serves.
+START_SECONDS = 42
 REPORT = EngineReport(
     blocks=128, block_tokens=32, max_concurrency=Fraction(128, 19), kv_cache_bytes=8 * 1024**2
 )
@@ -67,6 +70,8 @@ class World:
         self.events = Events()
         self.seconds = 0.0
         self.pods_made = 0
+        # When the container of each pod started last, and how often it was started anew.
+        self.runs: dict[str, tuple[str, int]] = {}
         self.restart_operator()
 
     def restart_operator(self, installation: str = INSTALLATION) -> None:
@@ -147,12 +152,12 @@ class World:
         replicas = deployment["spec"]["replicas"]
         template_hash = f"h{abs(hash(str(deployment['spec']['template']))) % 10**8}"
         ready = container is None
-        wanted = [_pod(name, template_hash, index, container) for index in range(replicas)]
+        wanted = [self._pod(name, template_hash, index, container) for index in range(replicas)]
         names = {pod["metadata"]["name"] for pod in wanted}
         for pod in self.cluster.peek_all(Kind.POD):
             ours = pod["metadata"]["labels"].get("ballonet.io/pool") == name
             if ours and pod["metadata"]["name"] not in names:
-                self.cluster.remove(Kind.POD, NAMESPACE, pod["metadata"]["name"])
+                self.remove_pod(pod["metadata"]["name"])
         for pod in wanted:
             self.cluster.put(pod)
         self.cluster.set_status(
@@ -168,14 +173,46 @@ class World:
             },
         )
 
+    def remove_pod(self, pod: str) -> None:
+        """Remove a pod; one of its name is another pod with a run of its own."""
+        self.cluster.remove(Kind.POD, NAMESPACE, pod)
+        self.runs.pop(pod, None)
 
-def _pod(name: str, template_hash: str, index: int, container: Json | None) -> Json:
-    ready = container is None
+    def restart_containers(self) -> None:
+        """Let the kubelet start all engines anew, in the pods that they are in."""
+        self.runs = {pod: (self._time(), restarts + 1) for pod, (_, restarts) in self.runs.items()}
+
+    def _time(self) -> str:
+        return f"{self.engines.now:%Y-%m-%dT%H:%M:%SZ}"
+
+    def _pod(self, name: str, template_hash: str, index: int, container: Json | None) -> Json:
+        pod = f"{name}-{template_hash}-{index}"
+        started_at, restarts = self.runs.setdefault(pod, (self._time(), 0))
+        running = {
+            "name": "engine",
+            "ready": True,
+            "restartCount": restarts,
+            "imageID": "registry.example/vllm@sha256:" + "ab" * 32,
+            "state": {"running": {"startedAt": started_at}},
+        }
+        made = _pod(pod, name, template_hash, index, container or running)
+        ready_at = datetime.fromisoformat(started_at) + timedelta(seconds=START_SECONDS)
+        made["status"]["conditions"] = [
+            {
+                "type": "Ready",
+                "status": "True" if container is None else "False",
+                "lastTransitionTime": f"{ready_at:%Y-%m-%dT%H:%M:%SZ}",
+            }
+        ]
+        return made
+
+
+def _pod(pod: str, name: str, template_hash: str, index: int, container: Json) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": f"{name}-{template_hash}-{index}",
+            "name": pod,
             "namespace": NAMESPACE,
             "labels": {"ballonet.io/pool": name, "pod-template-hash": template_hash},
             "creationTimestamp": "2026-01-01T00:00:00Z",
@@ -189,12 +226,9 @@ def _pod(name: str, template_hash: str, index: int, container: Json | None) -> J
                 }
             ],
         },
-        "spec": {},
+        "spec": {"nodeName": NODE},
         "status": {
             "podIP": f"10.0.0.{index + 1}",
-            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
-            "containerStatuses": [
-                container or {"name": "engine", "ready": True, "state": {"running": {}}}
-            ],
+            "containerStatuses": [container],
         },
     }

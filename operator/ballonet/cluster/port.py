@@ -27,6 +27,7 @@ class Kind(Enum):
     POOL = (v1alpha1.API_VERSION, v1alpha1.KIND, v1alpha1.PLURAL)
     DEPLOYMENT = ("apps/v1", "Deployment", "deployments")
     POD = ("v1", "Pod", "pods")
+    NODE = ("v1", "Node", "nodes")
     SERVICE = ("v1", "Service", "services")
     CONFIG_MAP = ("v1", "ConfigMap", "configmaps")
     LEASE = ("coordination.k8s.io/v1", "Lease", "leases")
@@ -48,9 +49,12 @@ class Kind(Enum):
         return self.value[2]
 
     def path(self, namespace: str | None = None, name: str | None = None) -> str:
-        """Return the path of an object, of the objects of a namespace, or of all namespaces."""
+        """Return the path of an object, of the objects of a namespace, or of all namespaces.
+
+        Nodes are in no namespace; theirs is empty.
+        """
         path = f"/{'apis' if '/' in self.api_version else 'api'}/{self.api_version}"
-        if namespace is not None:
+        if namespace:
             path += f"/namespaces/{quote(namespace, safe='')}"
         path += f"/{self.plural}"
         return path if name is None else f"{path}/{quote(name, safe='')}"

@@ -27,6 +27,8 @@ from ballonet.reconcile.record import ANNOTATION, LIMITS, AppliedRecord
 
 HASH_ANNOTATION: Final = "ballonet.io/hash"
 BUDGET_SUFFIX: Final = "-budget"
+# Where engines keep what they compile: in the pod's own volume, so it is gone with the pod.
+CACHE_FOLDER: Final = "/tmp/cache"  # noqa: S108 - a folder of the pod
 
 _STARTUP_PERIOD_SECONDS: Final = 2
 # Between the end of the drain and SIGKILL: an engine needs 2 to 3 s to stop.
@@ -174,7 +176,7 @@ def _defaults(spec: InferencePoolSpec, plan: Plan) -> Json:
     assert plan.pod is not None
     env = {
         "HOME": "/tmp",  # noqa: S108 - the one writable folder of the container
-        "XDG_CACHE_HOME": "/tmp/cache",  # noqa: S108
+        "XDG_CACHE_HOME": CACHE_FOLDER,
         "VLLM_NO_USAGE_STATS": "1",
     }
     if spec.model.claim is not None:

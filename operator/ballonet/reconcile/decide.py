@@ -14,14 +14,17 @@ from ballonet.api.conditions import (
     Status,
     summarize,
 )
-from ballonet.api.v1alpha1 import InferencePoolSpec, WhenUnfit
+from ballonet.api.status import ReceiptStatus
+from ballonet.api.v1alpha1 import InferencePoolSpec, Pin, WhenUnfit
 from ballonet.cluster.port import Json
 from ballonet.diagnosis.diagnose import Courses, Diagnosis, diagnose, no_verdict
 from ballonet.diagnosis.facts import facts_of
 from ballonet.diagnosis.levers import advise
+from ballonet.engines.vllm_written import gives_kv_memory
 from ballonet.planning.measured import Verification, verify
 from ballonet.planning.plan import Plan
 from ballonet.planning.pod import template_shape_problem
+from ballonet.planning.receipts import NO_RECEIPTS, Receipts, basis
 from ballonet.planning.remedies import Remedy, apply_merge_patch
 from ballonet.planning.runtime_budget import runtime_budget
 from ballonet.reconcile import children, live
@@ -42,7 +45,7 @@ from ballonet.telemetry.port import EngineSample, ScrapeFailure
 
 _NO_COURSES: Final[Courses] = {}
 
-Planner = Callable[[str, Json, str | None, bool], Plan | None]
+Planner = Callable[[Json, str | None, bool, Receipts], Plan | None]
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,16 @@ class Decision:
     ``applies`` are in the order of writing; ``deletes`` are left-overs of an earlier pool.
     ``settle_seconds`` is how long a due roll-out still waits for the spec to stay unchanged;
     ``replaces_pods`` says that one goes out with these applies. ``said`` is what live numbers say,
-    ``courses`` where the next pass goes on from.
+    ``courses`` where the next pass goes on from. ``serving`` is the plan of the record where all
+    pods run it, ``receipt`` what starts of that configuration measured.
     """
 
     findings: dict[ConditionType, Finding]
     plan: Plan | None = None
     record: AppliedRecord | None = None
     verification: Verification | None = None
+    serving: Plan | None = None
+    receipt: ReceiptStatus | None = None
     remedies: tuple[Remedy, ...] = ()
     applies: tuple[Json, ...] = ()
     deletes: tuple[Json, ...] = ()
@@ -91,19 +97,24 @@ def decide(
 ) -> Decision:
     """Return what is to be done about one pool.
 
-    ``planner`` gives the plan of (name, spec, config text, with remedies), ``settle_seconds`` is
-    how long the spec must still stay unchanged before pods may be replaced, ``refusal`` what the
+    ``planner`` gives the plan of (spec, config text, with remedies, receipts); ``settle_seconds``
+    is how long the spec must still stay unchanged before pods may be replaced, ``refusal`` what the
     API server said against what was decided without it: then what runs stays.
     """
     pool = observed.pool
-    name = pool["metadata"]["name"]
     stored = _stored_record(observed)
     applied_already = stored is not None and stored.speaks_of(pool)
     config_text = observed.config_text
     if applied_already and observed.problem is not None and stored is not None:
         # The ConfigMap went away under running pods: what it said still describes them.
         config_text = stored.config_text
-    plan = planner(name, pool["spec"], config_text, True) if observed.spec is not None else None
+    # What was learnt since does not change what is said of the plan that runs.
+    receipts = observed.receipts
+    if applied_already and stored is not None:
+        receipts = Receipts.read(stored.receipts)
+    plan = None
+    if observed.spec is not None:
+        plan = planner(pool["spec"], config_text, True, receipts)
     findings = _planned_findings(observed, plan)
     remedies = plan.remedies if plan is not None else ()
     taken = _obstacle(observed)
@@ -129,7 +140,7 @@ def decide(
         findings[ConditionType.AVAILABLE] = Finding(
             Status.FALSE, Reason.STARTING, "pods are being started"
         )
-        verification = None
+        serving = verification = None
     else:
         change_due = replaces_pods or not covers(own["spec"], applies[-1]["spec"])
         findings[ConditionType.AVAILABLE] = _availability(observed, own, record, change_due)
@@ -155,7 +166,8 @@ def decide(
         plan,
         record,
         verification,
-        remedies,
+        serving,
+        remedies=remedies,
         applies=applies,
         settle_seconds=rollout.settle_seconds,
         replaces_pods=replaces_pods,
@@ -301,10 +313,11 @@ def _rollout(
         strategy=children.strategy(observed.spec),
         engine_args=plan.engine_args,
         budget=runtime_budget(plan),
+        receipts=basis(plan.receipts).text(),
     )
     if stored is None or live is None:
         return _Rollout(fresh, _applied(update_pending=False))
-    if _render_again(pool, stored, planner) == template:
+    if _render_again(observed, stored, planner) == template:
         limits = {key: stored.budget[key] for key in LIMITS}
         kept = replace(
             fresh,
@@ -360,13 +373,18 @@ def _render(name: str, spec: InferencePoolSpec | None, plan: Plan | None) -> Jso
     return children.render_template(name, spec, plan)
 
 
-def _render_again(pool: Json, record: AppliedRecord, planner: Planner) -> Json | None:
-    """Render a record's inputs with today's code and for today's replicas."""
-    spec = normal_form(record.spec)
+def _render_again(observed: Observed, record: AppliedRecord, planner: Planner) -> Json | None:
+    """Render a record's inputs with today's code and receipts, and for today's replicas and pin."""
+    pool = observed.pool
+    raw = _as_scaled(record, pool)
+    if pool["spec"].get("budget", {}).get("pin") == Pin.RECEIPT:
+        # To be pinned alone replaces no pod; to be unpinned does, because it is what cures.
+        raw["budget"] = {**raw.get("budget", {}), "pin": Pin.RECEIPT.value}
+    spec = normal_form(raw)
     if not isinstance(spec, InferencePoolSpec):
         return None
     name = pool["metadata"]["name"]
-    return _render(name, spec, planner(name, _as_scaled(record, pool), record.config_text, False))
+    return _render(name, spec, planner(raw, record.config_text, False, observed.receipts))
 
 
 def _as_scaled(record: AppliedRecord, pool: Json) -> Json:
@@ -437,8 +455,12 @@ def _metrics_available(observed: Observed) -> Finding:
 
 
 def _serving_plan(observed: Observed, record: AppliedRecord, planner: Planner) -> Plan | None:
-    name = observed.pool["metadata"]["name"]
-    return planner(name, _as_scaled(record, observed.pool), record.config_text, False)
+    """Return the plan of what runs, with the receipts that there were when it was made."""
+    raw = _as_scaled(record, observed.pool)
+    if not gives_kv_memory(record.engine_args) and "pin" in raw.get("budget", {}):
+        # It is to be pinned with the next roll-out.
+        raw["budget"] = {**raw["budget"], "pin": Pin.NONE.value}
+    return planner(raw, record.config_text, False, Receipts.read(record.receipts))
 
 
 def _verification(observed: Observed, record: AppliedRecord, serving: Plan) -> Verification | None:
@@ -488,7 +510,7 @@ def _said(
 
     def fits(patch: Json) -> bool:
         changed = apply_merge_patch({"spec": raw}, patch)["spec"]
-        found = planner(observed.pool["metadata"]["name"], changed, observed.config_text, False)
+        found = planner(changed, observed.config_text, False, observed.receipts)
         return (
             found is not None
             and found.gates is not None
@@ -513,8 +535,7 @@ def _measured_remedies(
     memory_bytes = verification.budget.blocks * plan.layout.bytes_per_block
     raw = observed.pool["spec"]
     budget = {**raw.get("budget", {}), "kvCacheMemoryPerRank": str(memory_bytes)}
-    name = observed.pool["metadata"]["name"]
-    measured = planner(name, {**raw, "budget": budget}, observed.config_text, True)
+    measured = planner({**raw, "budget": budget}, observed.config_text, True, NO_RECEIPTS)
     return tuple(
         remedy
         for remedy in (measured.remedies if measured is not None else ())

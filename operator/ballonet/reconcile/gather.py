@@ -13,6 +13,7 @@ from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 from ballonet.diagnosis.diagnose import Courses
 from ballonet.diagnosis.observation import Observation
 from ballonet.planning.pod import CONTAINER
+from ballonet.planning.receipts import NO_RECEIPTS, Receipts
 from ballonet.reconcile.children import BUDGET_SUFFIX, selector
 from ballonet.reconcile.ownership import Child, examine
 from ballonet.reconcile.pods import EndedRun, ended_runs, owned_pods
@@ -31,7 +32,8 @@ class Observed:
     when the ConfigMap that the model refers to cannot be read. ``applied`` is the record, as
     annotation text, of what this process applied last. ``history`` holds the recent observations
     of each serving pod by its name, oldest first, ``courses`` how findings of live numbers went so
-    far (None: this process has not looked yet).
+    far (None: this process has not looked yet), ``receipts`` what engines of the namespace measured
+    at their starts.
     """
 
     pool: Json
@@ -47,6 +49,7 @@ class Observed:
     history: Mapping[str, Sequence[Observation]] = field(default_factory=dict)
     applied: str | None = None
     courses: Courses | None = None
+    receipts: Receipts = NO_RECEIPTS
 
 
 def read_spec(pool: Json) -> tuple[InferencePoolSpec | None, Finding | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -16,7 +16,9 @@ from ballonet.catalog import Catalog
 from ballonet.cluster.lease import LEASE_SECONDS
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 from ballonet.diagnosis.diagnose import Courses
+from ballonet.planning.capacity import given_bytes
 from ballonet.planning.plan import Plan, plan_pool
+from ballonet.planning.receipts import NO_RECEIPTS, Receipts
 from ballonet.reconcile import status as pool_status
 from ballonet.reconcile.decide import Decision, broken, decide
 from ballonet.reconcile.drift import must_apply
@@ -31,6 +33,7 @@ from ballonet.reconcile.gather import (
 from ballonet.reconcile.merge import fingerprint
 from ballonet.reconcile.ownership import INSTALLATION_ANNOTATION, Child
 from ballonet.reconcile.pods import EndedRun, rolling_out, targets
+from ballonet.reconcile.receipts import ReceiptBook, receipt_status, starts
 from ballonet.reconcile.record import ANNOTATION, normal_form
 from ballonet.telemetry.port import EngineSample, MetricsSource, PodTarget, ScrapeFailure
 from ballonet.telemetry.ring import Ring
@@ -152,6 +155,7 @@ class Reconciler:
         self._now = now
         self._monotonic = monotonic
         self._memory: dict[PoolKey, _Memory] = {}
+        self._receipts = ReceiptBook(cluster, monotonic)
 
     async def reconcile(self, key: PoolKey) -> Outcome:
         """Make one pass.
@@ -175,7 +179,7 @@ class Reconciler:
         decide_now = partial(
             decide,
             observed,
-            planner=partial(self._plan, memory),
+            planner=partial(self._plan, name=key.name, memory=memory),
             installation=self._installation,
             settle_seconds=self._settle_seconds(memory),
         )
@@ -196,6 +200,7 @@ class Reconciler:
             # What is edited from now on is for the next roll-out.
             memory.burst_began_at = self._monotonic()
         memory.courses = decision.courses
+        decision = await self._with_receipt(observed, decision)
         written = await self._write_status(pool, decision, own)
         if error is not None:
             raise error
@@ -298,7 +303,14 @@ class Reconciler:
             history={engine.name: tuple(memory.engines[engine.uid].ring) for engine in engines},
             applied=memory.applied,
             courses=memory.courses,
+            receipts=await self._read_receipts(pool, spec),
         )
+
+    async def _read_receipts(self, pool: Json, spec: InferencePoolSpec | None) -> Receipts:
+        """Return the receipts of the pool's namespace; memory that is given needs none."""
+        if spec is None or given_bytes(spec) is not None:
+            return NO_RECEIPTS
+        return await self._receipts.read(pool["metadata"]["namespace"])
 
     async def _read_engines(
         self, spec: InferencePoolSpec | None, engines: list[PodTarget], memory: _Memory
@@ -337,17 +349,19 @@ class Reconciler:
 
     def _plan(
         self,
-        memory: _Memory,
-        name: str,
         spec: Json,
         config_text: str | None,
         remedies: bool,
+        receipts: Receipts,
+        *,
+        name: str,
+        memory: _Memory,
     ) -> Plan | None:
         """Return the plan, worked out once for the same inputs: passes are many, edits are few.
 
         Only those that the last pass needed are kept: a ConfigMap may change for ever.
         """
-        key = fingerprint([spec, config_text, remedies])
+        key = fingerprint([spec, config_text, remedies, receipts.text()])
         if key in memory.earlier_plans:
             memory.plans[key] = memory.earlier_plans[key]
         elif key not in memory.plans:
@@ -359,6 +373,7 @@ class Reconciler:
                     config_text,
                     catalog=self._catalog,
                     with_remedies=remedies,
+                    receipts=receipts,
                 )
                 if isinstance(parsed, InferencePoolSpec)
                 else None
@@ -442,6 +457,17 @@ class Reconciler:
             namespace=desired["metadata"]["namespace"],
         )
         return None
+
+    async def _with_receipt(self, observed: Observed, decision: Decision) -> Decision:
+        """Count the starts that are new, and return the decision with what all of them measured."""
+        record, serving = decision.record, decision.serving
+        if record is None or serving is None:
+            return decision
+        samples = [r for r in observed.readings if isinstance(r, EngineSample)]
+        new = list(starts(record, serving, observed.pods, samples, observed.receipts))
+        namespace = observed.pool["metadata"]["namespace"]
+        receipts = await self._receipts.count(namespace, new) if new else observed.receipts
+        return replace(decision, receipt=receipt_status(receipts, record, serving))
 
     # --- status ----------------------------------------------------------------------------------
 

@@ -31,7 +31,9 @@ class AppliedRecord:
     ``uid`` and ``generation`` are of the pool when it was looked at last; ``spec`` is its spec as
     it was read, without replicas; ``strategy`` the Deployment's
     fields about roll-outs; ``budget`` the document for agent runtimes; ``previous_budget`` that of
-    the template before, for as long as both may serve.
+    the template before, for as long as both may serve; ``receipts`` what starts of the
+    configuration had measured by then, as text: what is learnt does not change the plan of what
+    runs.
     """
 
     uid: str
@@ -43,6 +45,7 @@ class AppliedRecord:
     engine_args: tuple[str, ...]
     budget: Json
     previous_budget: Json | None = None
+    receipts: str = ""
 
     def encode(self) -> str:
         """Return the record as annotation text, the same for the same record."""

@@ -134,12 +134,14 @@ def _conditions(
 def _budget(decision: Decision) -> BudgetStatus | None:
     plan, verification = decision.plan, decision.verification
     measured = verification.budget if verification is not None else None
-    if (plan is None or plan.predicted is None) and measured is None:
+    predicted = plan.predicted if plan is not None else None
+    if predicted is None and measured is None and decision.receipt is None:
         return None
     return BudgetStatus(
         source=Source.MEASURED if measured is not None else plan.source if plan else None,
-        predicted=plan.predicted if plan is not None else None,
+        predicted=predicted,
         measured=measured,
+        receipt=decision.receipt,
         error_per_mille=verification.error_per_mille if verification is not None else None,
     )
 
