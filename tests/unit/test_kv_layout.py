@@ -293,6 +293,18 @@ def test_a_version_that_was_not_read_is_planned_as_the_more_cautious_neighbour()
     assert takes[0] == takes[1] > takes[2]
 
 
+def test_a_version_that_was_not_read_starts_with_no_less_memory_than_its_neighbours() -> None:
+    geometry = parse_config(json.dumps(WINDOWS))
+    older, unread, newer = (
+        model_layout(geometry, version=version, max_model_tokens=32768)
+        for version in ((0, 28, 0), (0, 28, 1), (0, 29, 0))
+    )
+    just_enough = older.bytes_per_block * older.blocks(32768)
+    assert older.holds_one(just_enough, 32768)
+    assert not unread.holds_one(just_enough, 32768)
+    assert not newer.holds_one(just_enough, 32768)
+
+
 def test_without_the_hybrid_manager_windows_keep_every_token() -> None:
     layout = planned([FULL, WINDOW] * 4, hybrid_manager=False)
     assert len(layout.groups) == 1

@@ -147,13 +147,23 @@ class CacheLayout:
 
     def rank_holds_one(self, rank: RankCache, kv_cache_bytes: int, tokens: int) -> bool:
         """Return what ``holds_one`` says, of one rank."""
-        usable = kv_cache_bytes
-        if self.rules.null_block_at_start:
-            usable -= rank.bytes_per_block
-        return usable > 0 and usable >= sum(
+        return self._start_bytes(rank, tokens) <= kv_cache_bytes
+
+    def _start_bytes(self, rank: RankCache, tokens: int) -> int:
+        """Return the least bytes of a rank that the engine starts with."""
+        null_block = rank.bytes_per_block if self.rules.null_block_at_start else 0
+        counted = sum(
             demand.block_bytes * sequence_blocks(demand.spec, tokens, self.limits, self.rules)
             for demand in rank.demands
         )
+        return null_block + max(1, counted)
+
+    @property
+    def caution(self) -> tuple[int, int]:
+        """Bytes that one sequence of greatest length takes, and that the engine starts with."""
+        tokens = self.max_model_tokens
+        taken = self.bytes_per_block * self.blocks(tokens)
+        return taken, max(self._start_bytes(rank, tokens) for rank in self.ranks)
 
     def longest(self, kv_cache_bytes: int) -> int:
         """Return the tokens of the longest sequence that the engine would start for; 0 if none."""
@@ -219,8 +229,8 @@ def cache_layout(geometry: ModelGeometry, settings: EngineSettings) -> CacheLayo
     """Return how the engine lays out the cache of a model.
 
     Where the version lies between two whose rules differ, the more cautious of both layouts is
-    returned: the one of which a sequence of greatest length takes more bytes. An engine that either
-    of them would not start counts as one that does not start.
+    returned: the one of which a sequence of greatest length takes more bytes, or that starts with
+    no less memory. An engine that either of them would not start counts as one that does not start.
 
     Raises:
         InvalidModelConfig: the model's config cannot be used.
@@ -244,10 +254,7 @@ def cache_layout(geometry: ModelGeometry, settings: EngineSettings) -> CacheLayo
     ]
     for layout in layouts:
         _check_mix(layout)
-    return max(
-        layouts,
-        key=lambda layout: layout.bytes_per_block * layout.blocks(layout.max_model_tokens),
-    )
+    return max(layouts, key=lambda layout: layout.caution)
 
 
 def _limits(
