@@ -9,8 +9,9 @@ from fractions import Fraction
 from ballonet.api.v1alpha1 import DiagnosisSpec, InferencePoolSpec, Queue
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.units import largest
+from ballonet.planning.offload import host_cache
 from ballonet.planning.plan import Plan
-from ballonet.planning.topology import caches_prefixes
+from ballonet.planning.topology import caches_prefixes, engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,9 @@ class Facts:
             known.
         prefixes: declared prefixes of at least one block.
         prefix_caching: whether the engine keeps blocks of prompt beginnings.
+        engines: engines of the pool, each with a cache of its own.
         bounded_queue: whether the engine turns requests away.
-        offload_bytes: host memory that blocks may go to; None where it is not known.
+        offload_bytes: host memory of a pod that blocks may go to; None without offload.
         thresholds: when numbers count.
     """
 
@@ -48,6 +50,7 @@ class Facts:
     blocks_of: Callable[[int], int] | None = None
     prefixes: tuple[DeclaredPrefix, ...] = ()
     prefix_caching: bool = True
+    engines: int = 1
     bounded_queue: bool = False
     offload_bytes: int | None = None
     thresholds: DiagnosisSpec = field(default_factory=DiagnosisSpec)
@@ -79,13 +82,16 @@ def facts_of(plan: Plan, *, limit: int, thresholds: DiagnosisSpec) -> Facts:
         thresholds: those of today, which need no new template.
     """
     spec, layout = plan.spec, plan.layout
+    cache = host_cache(spec, layout)
     return Facts(
         limit=limit,
         ceiling=spec.sequence.max_tokens,
         blocks_of=None if layout is None else layout.blocks,
         prefixes=() if layout is None else tuple(_prefixes(spec, layout)),
         prefix_caching=caches_prefixes(spec) if layout is None else layout.prefix_caching,
+        engines=engines(spec),
         bounded_queue=spec.admission.queue is Queue.BOUNDED,
+        offload_bytes=None if cache is None else cache.bytes * spec.parallelism.data,
         thresholds=thresholds,
     )
 

@@ -1,8 +1,8 @@
 """The chain of findings: what each one means in numbers. The first that holds is the verdict.
 
 Each finding looks at one pod. It returns its evidence as a sentence, or None where it does not
-hold; ``CannotSay`` is raised where a series is absent or has not been seen for long enough. The
-first paragraph of its docstring is its rule in docs/diagnosis.md.
+hold; ``CannotSay`` is raised where a series is absent or has not been seen for long enough. Its
+docstring is its rule in docs/diagnosis.md.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ ENOUGH_REQUESTS: Final = 4
 NEAR_CEILING_PERCENT: Final = 80
 # A cache that found less than this before has nothing to lose.
 WARM: Final = Fraction(1, 5)
+# Under this share of what a prefix would give, hardly any request finds it.
+HARDLY: Final = Fraction(1, 10)
+# From here on blocks of ended requests do not stay for long.
+EVICTING_PER_MILLE: Final = 900
 # Of what goes to host memory so much should come back.
 USEFUL_LOADS: Final = Fraction(1, 10)
 
@@ -43,8 +47,7 @@ class Rule:
 
     Attributes:
         look: whether it holds for a pod; its third argument says whether it is found already.
-        metrics: the series it needs, as the engine names them.
-        versions: engine versions that have them.
+        reads: the fields of an observation that it looks at.
         after: how long it must hold without a break, beyond what ``look`` covers.
         release: how long it must not hold before it is dropped.
         every_pod: whether it must hold for every pod instead of one.
@@ -52,8 +55,7 @@ class Rule:
 
     name: Reason
     look: Look
-    metrics: str
-    versions: str = "all"
+    reads: tuple[str, ...]
     after: Span = lambda _: 0
     release: Span = lambda thresholds: thresholds.release_seconds
     every_pod: bool = False
@@ -320,8 +322,22 @@ def prefix_miss(history: History, facts: Facts, _found: bool) -> str | None:
     return (
         f"{_percent(share)} % of {queried:,} prompt tokens were found in the cache in "
         f"{window.seconds} s; prefix {names} alone should give {_percent(expected)} %"
-        f"{_usage_text(window)}"
+        f"; {_why_missed(window, share / expected, prompt, facts)}"
     )
+
+
+def _why_missed(window: Window, found: Fraction, prompt: Fraction, facts: Facts) -> str:
+    """Return what most likely keeps prefixes from being found; ``found`` is the share that was."""
+    usage = window.peak(lambda o: o.usage_per_mille)
+    if prompt < min(prefix.tokens for prefix in facts.prefixes):
+        return f"prompts have {int(prompt):,} tokens on average, less than a prefix"
+    if usage >= EVICTING_PER_MILLE:
+        return f"usage was up to {usage / 10:g} %, so that cached blocks were taken for others"
+    if found < HARDLY:
+        return "something variable stands before it, or each run has a cache_salt of its own"
+    if facts.engines > 1:
+        return f"requests are spread over {facts.engines:,} engines, each with a cache of its own"
+    return "a part of the requests begins with something else"
 
 
 def cache_churn(history: History, facts: Facts, _found: bool) -> str | None:
@@ -486,59 +502,51 @@ def _blocks_text(window: Window, facts: Facts) -> str:
 
 # --- the chain ------------------------------------------------------------------------------------
 
-_WAITING: Final = "num_requests_waiting_by_reason, num_requests_running, kv_cache_usage_perc"
-_SINCE_REASONS: Final = "all; before 0.20.2 requests that wait for something else count too"
-_ENDED: Final = "request_success, request_prompt_tokens, request_generation_tokens"
-_HITS: Final = "prefix_cache_queries, prefix_cache_hits"
+_STEPS: Final = ("prompt_tokens", "generation_tokens", "iterations")
+_WAITING: Final = ("running", "waiting", "waiting_capacity", "usage_per_mille", "blocks")
+_GROWTH: Final = ("running", "used_blocks", "usage_per_mille", "sequences")
+_ENDED: Final = ("finished_requests", "finished_prompt_tokens")
+_HITS: Final = ("prefix_queried_tokens", "prefix_hit_tokens")
 
 CHAIN: Final = (
     Rule(
         Reason.ENGINE_STUCK,
         engine_stuck,
-        "prompt_tokens, generation_tokens, iteration_tokens_total, num_requests_running, "
-        "num_requests_waiting_by_reason, engine_sleep_state, num_requests_kv_fetch_by_stage",
-        "all; sleep from 0.11.2, fetching from 0.32",
+        (*_STEPS, "running", "waiting", "waiting_capacity", "awake", "fetching"),
     ),
-    Rule(Reason.PREEMPTING, preempting, "num_preemptions"),
+    Rule(Reason.PREEMPTING, preempting, ("preemptions", "running", "usage_per_mille")),
+    Rule(Reason.REJECTING, rejecting, ("rejections", "http_5xx")),
+    Rule(Reason.BLOCK_BOUND, block_bound, _WAITING),
+    Rule(Reason.LIMIT_TOO_TIGHT, limit_too_tight, _WAITING),
+    Rule(Reason.SLOT_BOUND, slot_bound, _WAITING),
+    Rule(Reason.COMPUTE_BOUND, compute_bound, _WAITING),
+    Rule(Reason.LONG_CONTEXT_AND_ADMISSION, long_context_and_admission, _GROWTH),
+    Rule(Reason.LONG_CONTEXT, long_context, _GROWTH),
     Rule(
-        Reason.REJECTING,
-        rejecting,
-        "admission_rejections, http_requests",
-        "0.32; the weaker evidence from 0.29",
+        Reason.CEILING_HIT,
+        ceiling_hit,
+        (
+            "finished",
+            *_ENDED,
+            "finished_generation_tokens",
+            "http_4xx",
+            "running",
+            "used_blocks",
+            "sequences",
+        ),
     ),
-    Rule(Reason.BLOCK_BOUND, block_bound, _WAITING, _SINCE_REASONS),
-    Rule(Reason.LIMIT_TOO_TIGHT, limit_too_tight, _WAITING, _SINCE_REASONS),
-    Rule(Reason.SLOT_BOUND, slot_bound, _WAITING, _SINCE_REASONS),
-    Rule(Reason.COMPUTE_BOUND, compute_bound, _WAITING, _SINCE_REASONS),
-    Rule(
-        Reason.LONG_CONTEXT_AND_ADMISSION,
-        long_context_and_admission,
-        "kv_cache_usage_perc, num_requests_running; exact with the probe",
-    ),
-    Rule(
-        Reason.LONG_CONTEXT,
-        long_context,
-        "kv_cache_usage_perc, num_requests_running; exact with the probe",
-    ),
-    Rule(Reason.CEILING_HIT, ceiling_hit, f"{_ENDED}, http_requests; exact with the probe"),
-    Rule(Reason.ROLE_CEILING_EXCEEDED, role_ceiling_exceeded, "the probe's own", "with the probe"),
-    Rule(Reason.PREFIX_MISS, prefix_miss, f"{_HITS}, request_prompt_tokens"),
+    Rule(Reason.ROLE_CEILING_EXCEEDED, role_ceiling_exceeded, ("sequences",)),
+    Rule(Reason.PREFIX_MISS, prefix_miss, (*_HITS, *_ENDED, "usage_per_mille")),
     Rule(
         Reason.CACHE_CHURN,
         cache_churn,
-        f"{_HITS}, request_prefill_kv_computed_tokens",
-        "0.13",
+        (*_HITS, "finished_requests", "computed_prompt_tokens", "usage_per_mille"),
     ),
-    Rule(
-        Reason.OFFLOAD_THRASH,
-        offload_thrash,
-        "kv_offload_store_bytes, kv_offload_load_bytes, kv_offload_allocation_failure",
-        "0.24, with offload",
-    ),
+    Rule(Reason.OFFLOAD_THRASH, offload_thrash, ("offload",)),
     Rule(
         Reason.OVERPROVISIONED,
         overprovisioned,
-        "num_requests_waiting, kv_cache_usage_perc",
+        ("waiting", "usage_per_mille"),
         after=lambda thresholds: thresholds.spare_seconds,
         release=lambda _: 0,
         every_pod=True,
@@ -546,7 +554,7 @@ CHAIN: Final = (
     Rule(
         Reason.IDLE,
         idle,
-        "num_requests_running, num_requests_waiting, generation_tokens",
+        ("running", "waiting", "waiting_capacity", "generation_tokens"),
         after=lambda thresholds: thresholds.idle_seconds,
         release=lambda _: 0,
         every_pod=True,

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ballonet.api.conditions import Reason
-from ballonet.api.v1alpha1 import InferencePoolSpec, PrefixCaching, Queue
+from ballonet.api.quantity import quantity_bytes
+from ballonet.api.v1alpha1 import OffloadMode, PrefixCaching, Queue
+from ballonet.kv.units import GIB, ceil_div
+from ballonet.planning.offload import offloads
+from ballonet.planning.plan import Plan
 from ballonet.planning.remedies import Remedy
 
 Json = dict[str, Any]
@@ -19,14 +23,14 @@ class Lever:
 
     Attributes:
         advice: what to do and why.
-        change: merge patch of the spec that does it, None where it cannot be pulled for this spec;
+        change: merge patch of the spec that does it, None where it cannot be pulled for this plan;
             a lever without it takes something else than an edit, or a value that only the user
             knows.
     """
 
     name: str
     advice: str
-    change: Callable[[InferencePoolSpec], Json | None] | None = None
+    change: Callable[[Plan], Json | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +42,40 @@ class Advice:
     patch: Json | None = None
 
 
-def _larger_ceiling(spec: InferencePoolSpec) -> Json:
-    return {"sequence": {"maxTokens": spec.sequence.max_tokens * 5 // 4}}
+def _larger_ceiling(plan: Plan) -> Json:
+    return {"sequence": {"maxTokens": plan.spec.sequence.max_tokens * 5 // 4}}
 
 
-def _more_replicas(spec: InferencePoolSpec) -> Json | None:
-    return {"replicas": spec.replicas + 1} if spec.replicas < 1000 else None
+def _more_replicas(plan: Plan) -> Json:
+    return {"replicas": plan.spec.replicas + 1}
 
 
-def _fewer_replicas(spec: InferencePoolSpec) -> Json | None:
-    return {"replicas": spec.replicas - 1} if spec.replicas > 1 else None
+def _fewer_replicas(plan: Plan) -> Json | None:
+    return {"replicas": plan.spec.replicas - 1} if plan.spec.replicas > 1 else None
 
 
-def _unbounded_queue(spec: InferencePoolSpec) -> Json | None:
-    bounded = spec.admission.queue is Queue.BOUNDED
+def _unbounded_queue(plan: Plan) -> Json | None:
+    bounded = plan.spec.admission.queue is Queue.BOUNDED
     return {"admission": {"queue": str(Queue.UNBOUNDED)}} if bounded else None
 
 
-def _prefix_caching(spec: InferencePoolSpec) -> Json | None:
-    off = spec.sequence.prefix_caching is PrefixCaching.DISABLED
+def _prefix_caching(plan: Plan) -> Json | None:
+    off = plan.spec.sequence.prefix_caching is PrefixCaching.DISABLED
     return {"sequence": {"prefixCaching": str(PrefixCaching.ENABLED)}} if off else None
+
+
+def _offload(plan: Plan) -> Json | None:
+    """Offload into as much host memory as the engine's KV cache takes."""
+    if offloads(plan.spec) or plan.memory is None or plan.memory.kv_cache_bytes is None:
+        return None
+    ranks = plan.spec.parallelism.tensor
+    gib = ceil_div(plan.memory.kv_cache_bytes.high * ranks, GIB)
+    return {"offload": {"mode": str(OffloadMode.ENABLED), "hostMemory": f"{gib}Gi"}}
+
+
+def _more_host_memory(plan: Plan) -> Json | None:
+    memory = plan.spec.offload.host_memory
+    return None if memory is None else {"offload": {"hostMemory": str(2 * quantity_bytes(memory))}}
 
 
 _RESTART: Final = Lever(
@@ -90,10 +108,13 @@ _PREFIX_CACHING: Final = Lever(
 _OFFLOAD: Final = Lever(
     "Offload",
     "Keep the blocks of parked agents in host memory: more slots would only lose more of them.",
+    _offload,
 )
 _HOST_MEMORY: Final = Lever(
     "HostMemory",
-    "Give offload more host memory, or switch it off: what it takes is lost before it is used.",
+    "Give offload twice the host memory, or switch it off: what it takes is lost before it is "
+    "used.",
+    _more_host_memory,
 )
 _REPLICAS: Final = Lever(
     "Replicas", "Run one replica more: slots and blocks grow together.", _more_replicas
@@ -134,7 +155,7 @@ _BY_REMEDY: Final = frozenset({Reason.PREEMPTING, Reason.BLOCK_BOUND, Reason.SLO
 
 def advise(
     verdict: Reason,
-    spec: InferencePoolSpec,
+    plan: Plan,
     *,
     fits: Callable[[Json], bool],
     remedies: Sequence[Remedy] = (),
@@ -143,7 +164,7 @@ def advise(
 
     Args:
         verdict: what the diagnosis says.
-        spec: the spec of today.
+        plan: of the spec of today.
         fits: whether the pool would fit and start after a merge patch.
         remedies: what makes the topologies fit, where they do not.
     """
@@ -152,7 +173,7 @@ def advise(
     for lever in LEVERS.get(verdict, ()):
         if lever.change is None:
             return Advice(lever.name, lever.advice)
-        change = lever.change(spec)
+        change = lever.change(plan)
         if change is not None and fits({"spec": change}):
             return Advice(lever.name, lever.advice, {"spec": change})
     return None

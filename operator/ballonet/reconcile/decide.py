@@ -514,12 +514,13 @@ def _said(
         return (
             found is not None
             and found.gates is not None
+            and not found.refused_arguments
             and found.topology_fits.status is not Status.FALSE
         )
 
     lever = None
     if plan is not None:
-        lever = advise(diagnosis.verdict, plan.spec, fits=fits, remedies=remedies)
+        lever = advise(diagnosis.verdict, plan, fits=fits, remedies=remedies)
     return Said(diagnosis.verdict, diagnosis.evidence, lever)
 
 

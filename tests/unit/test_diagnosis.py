@@ -1,0 +1,608 @@
+"""What the diagnosis finds in hand-made series, and in traces of the real engine."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import fields, replace
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from ballonet.api.conditions import PRESSURE, REASONS, ConditionType, Reason, Status
+from ballonet.api.v1alpha1 import DiagnosisSpec
+from ballonet.diagnosis.diagnose import Evidence, resumed
+from ballonet.diagnosis.facts import DeclaredPrefix, Facts
+from ballonet.diagnosis.findings import CHAIN
+from ballonet.diagnosis.levers import LEVERS
+from ballonet.diagnosis.observation import Observation, Offload, Sequences
+from ballonet.diagnosis.window import CannotSay, History
+from tests import traces
+from tests.traces.replay import Replay, replay
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+# As in runs of the real engine: 128 blocks of 32 tokens, a sequence at the ceiling takes 32.
+FACTS = Facts(limit=3, ceiling=1024, blocks_of=lambda tokens: -(-tokens // 32))
+SYSTEM = DeclaredPrefix("system", 256, Fraction(1))
+
+
+def rising(by: int, start: int = 0) -> Callable[[int], int]:
+    """A counter."""
+    return lambda i: start + by * i
+
+
+# An engine that works and has room.
+WELL: dict[str, Any] = {
+    "running": 2,
+    "waiting": 0,
+    "waiting_capacity": 0,
+    "waiting_deferred": 0,
+    "awake": True,
+    "blocks": 128,
+    "used_blocks": 38,
+    "usage_per_mille": 300,
+    "preemptions": 0,
+    "prompt_tokens": rising(500),
+    "generation_tokens": rising(200),
+    "iterations": rising(100),
+    "rejections": 0,
+    "http_4xx": 0,
+    "http_5xx": 0,
+    "finished": lambda i: {"stop": 2 * i, "length": 0},
+    "finished_requests": rising(2),
+    "finished_prompt_tokens": rising(640),
+    "finished_generation_tokens": rising(200),
+    "computed_prompt_tokens": rising(640),
+    "prefix_queried_tokens": rising(640),
+    "prefix_hit_tokens": 0,
+}
+STANDS_STILL = {"prompt_tokens": 9, "generation_tokens": 9, "iterations": 9}
+WAITS = {"waiting": 4, "waiting_capacity": 4}
+SLOTS_TAKEN = {**WAITS, "running": 3, "usage_per_mille": 700, "used_blocks": 89}
+
+
+def series(count: int, *, every: int = 15, after: int = 0, **changes: Any) -> list[Observation]:
+    """Samples of a pod; a change of None takes a series away."""
+    columns = {"engines": 1, **WELL, **changes}
+    return [
+        Observation(
+            at=START + timedelta(seconds=after + every * i),
+            **{
+                name: value(i) if callable(value) else value
+                for name, value in columns.items()
+                if value is not None
+            },
+        )
+        for i in range(count)
+    ]
+
+
+def played(samples: list[Observation], facts: Facts = FACTS) -> Replay:
+    return replay([("pod", sample) for sample in samples], facts)
+
+
+def verdict(samples: list[Observation], facts: Facts = FACTS) -> str:
+    return played(samples, facts).words[-1]
+
+
+# --- each finding ---------------------------------------------------------------------------------
+
+FOUND = {
+    "stuck while requests run": (Reason.ENGINE_STUCK, STANDS_STILL, {}, "no step for"),
+    "stuck while requests wait": (
+        Reason.ENGINE_STUCK,
+        {**STANDS_STILL, **WAITS, "running": 0},
+        {},
+        "4 wait",
+    ),
+    "stuck with counters at their start": (
+        Reason.ENGINE_STUCK,
+        dict.fromkeys(STANDS_STILL, 0),
+        {},
+        "2 requests run",
+    ),
+    "preempting": (Reason.PREEMPTING, {"preemptions": rising(1)}, {}, "preemptions in"),
+    "rejecting": (Reason.REJECTING, {"rejections": rising(3)}, {}, "turned away by the bound"),
+    "rejecting, as older engines show it": (
+        Reason.REJECTING,
+        {"rejections": None, "http_5xx": rising(1)},
+        {"bounded_queue": True},
+        "inferred",
+    ),
+    "no blocks for a long prompt": (
+        Reason.BLOCK_BOUND,
+        {**WAITS, "usage_per_mille": 800},
+        {},
+        "25 of 127 blocks are free; a sequence at the ceiling takes 32",
+    ),
+    "no slots": (Reason.SLOT_BOUND, SLOTS_TAKEN, {}, "3 of 3 slots taken; usage up to 70 %"),
+    "no slots, before waiting has reasons": (
+        Reason.SLOT_BOUND,
+        {**SLOTS_TAKEN, "waiting_capacity": None},
+        {},
+        "4 requests wait",
+    ),
+    "no slots in one of two engines": (
+        Reason.SLOT_BOUND,
+        {**WAITS, "engines": 2, "running": 4, "usage_per_mille": 650},
+        {},
+        "4 of 6 slots",
+    ),
+    "no slots, much memory": (
+        Reason.LIMIT_TOO_TIGHT,
+        {**SLOTS_TAKEN, "usage_per_mille": 590},
+        {},
+        "usage stays under 60 %",
+    ),
+    "steps that are full": (Reason.COMPUTE_BOUND, WAITS, {}, "88 of 127 blocks are free"),
+    "sequences grow": (
+        Reason.LONG_CONTEXT,
+        {"running": 6, "used_blocks": rising(3, 40), "usage_per_mille": rising(22, 330)},
+        {"limit": 8},
+        "6 to 6 of them at once",
+    ),
+    "sequences grow and come": (
+        Reason.LONG_CONTEXT_AND_ADMISSION,
+        {
+            "running": lambda i: 2 + i // 8,
+            "used_blocks": rising(4, 20),
+            "usage_per_mille": rising(28, 200),
+        },
+        {"limit": 8},
+        "tokens",
+    ),
+    "sequences end at the ceiling": (
+        Reason.CEILING_HIT,
+        {
+            "finished": lambda i: {"stop": 0, "length": 2 * i},
+            "finished_generation_tokens": rising(1310),
+        },
+        {},
+        "975 tokens on average",
+    ),
+    "prompts are refused near the ceiling": (
+        Reason.CEILING_HIT,
+        {"http_4xx": rising(1), "finished_generation_tokens": rising(1100)},
+        {},
+        "inferred",
+    ),
+    "a role goes past its ceiling": (
+        Reason.ROLE_CEILING_EXCEEDED,
+        {
+            "sequences": Sequences(
+                count=2, tokens=900, longest_tokens=600, past_ceiling={"worker": 1}
+            )
+        },
+        {},
+        "1 of role worker",
+    ),
+    "a role ended past its ceiling": (
+        Reason.ROLE_CEILING_EXCEEDED,
+        {
+            "sequences": lambda i: Sequences(
+                count=0, tokens=0, longest_tokens=0, ended_past_ceiling={"worker": i}
+            )
+        },
+        {},
+        "of role worker",
+    ),
+    "a prefix behind variable text": (
+        Reason.PREFIX_MISS,
+        {},
+        {"prefixes": (SYSTEM,)},
+        "should give 80 %; something variable stands before it",
+    ),
+    "a prefix without a cache": (
+        Reason.PREFIX_MISS,
+        {"prefix_hit_tokens": None},
+        {"prefixes": (SYSTEM,), "prefix_caching": False},
+        "prefix caching is off",
+    ),
+    "a prefix longer than prompts": (
+        Reason.PREFIX_MISS,
+        {"finished_prompt_tokens": rising(200)},
+        {"prefixes": (SYSTEM,)},
+        "less than a prefix",
+    ),
+    "a prefix that is evicted": (
+        Reason.PREFIX_MISS,
+        {"usage_per_mille": 950, "prefix_hit_tokens": rising(120)},
+        {"prefixes": (SYSTEM,)},
+        "taken for others",
+    ),
+    "a prefix in many places": (
+        Reason.PREFIX_MISS,
+        {"prefix_hit_tokens": rising(120)},
+        {"prefixes": (SYSTEM,), "engines": 4},
+        "4 engines",
+    ),
+    "a cache that is lost": (
+        Reason.CACHE_CHURN,
+        {
+            "prefix_hit_tokens": lambda i: 400 * min(i, 12),
+            "computed_prompt_tokens": lambda i: 240 * i + 400 * max(0, i - 12),
+        },
+        {},
+        "%, so that a request computes",
+    ),
+    "offload without room": (
+        Reason.OFFLOAD_THRASH,
+        {"offload": lambda i: Offload(stored_bytes=i, loaded_bytes=0, allocation_failures=i)},
+        {},
+        "had no room",
+    ),
+    "offload in vain": (
+        Reason.OFFLOAD_THRASH,
+        {"offload": lambda i: Offload(stored_bytes=10**9 * i, loaded_bytes=10**7 * i)},
+        {"offload_bytes": 10**10},
+        "came back",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_each_finding_is_found(case: str) -> None:
+    expected, changes, facts, words = FOUND[case]
+    found = played(series(25, **changes), replace(FACTS, **facts))
+    assert found.last is not None
+    assert found.last.verdict is expected
+    assert words in found.last.evidence[0].text
+
+
+def test_every_finding_of_the_chain_has_a_case() -> None:
+    quiet = {Reason.OVERPROVISIONED, Reason.IDLE}
+    assert {expected for expected, *_ in FOUND.values()} == {r.name for r in CHAIN} - quiet
+
+
+NOT_FOUND = {
+    "nothing": ({}, {}),
+    "waits for an adapter": ({"waiting": 5, "waiting_deferred": 5, "running": 3}, {}),
+    "steps without tokens": ({"prompt_tokens": 9, "generation_tokens": 9}, {}),
+    "preempted long ago": ({"preemptions": 7}, {}),
+    "errors without a bounded queue": ({"rejections": None, "http_5xx": rising(1)}, {}),
+    "errors where rejections are counted": ({"http_5xx": rising(1)}, {"bounded_queue": True}),
+    "waits now and then": (
+        {"waiting_capacity": lambda i: 4 * (i % 2), "running": 3, "usage_per_mille": 700},
+        {},
+    ),
+    "more sequences of one length": (
+        {
+            "running": lambda i: 1 + i // 4,
+            "used_blocks": lambda i: 16 * (1 + i // 4),
+            "usage_per_mille": lambda i: 126 * (1 + i // 4),
+        },
+        {"limit": 8},
+    ),
+    "a few long ones left": (
+        {"running": lambda i: max(1, 6 - i // 4), "used_blocks": 80, "usage_per_mille": 630},
+        {"limit": 8},
+    ),
+    "growth with much room": (
+        {"running": 6, "used_blocks": rising(1, 10), "usage_per_mille": rising(8, 80)},
+        {"limit": 8},
+    ),
+    "lengths far from the ceiling": ({"finished": lambda i: {"stop": 0, "length": 2 * i}}, {}),
+    "a login refused": ({"http_4xx": rising(1)}, {}),
+    "unrelated prompts": ({"prefix_hit_tokens": 0}, {}),
+    "a prefix that is found": ({"prefix_hit_tokens": rising(500)}, {"prefixes": (SYSTEM,)}),
+    "hardly a request": (
+        {"finished_requests": 3, "prefix_queried_tokens": 900},
+        {"prefixes": (SYSTEM,)},
+    ),
+    "a cold cache": ({"prefix_hit_tokens": lambda i: 400 * max(0, i - 12)}, {}),
+    "offload that helps": (
+        {"offload": lambda i: Offload(stored_bytes=10**9 * i, loaded_bytes=5 * 10**8 * i)},
+        {"offload_bytes": 10**10},
+    ),
+    "all within their roles": (
+        {"sequences": Sequences(count=2, tokens=900, longest_tokens=600)},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_FOUND)
+def test_what_only_looks_alike_is_healthy(case: str) -> None:
+    changes, facts = NOT_FOUND[case]
+    assert verdict(series(25, **changes), replace(FACTS, **facts)) == "Healthy"
+
+
+@pytest.mark.parametrize("why", [{"awake": False}, {"fetching": 2}], ids=str)
+def test_an_engine_that_may_stand_still_is_not_stuck(why: dict[str, Any]) -> None:
+    stands = dict.fromkeys(STANDS_STILL, 9000)
+    assert verdict([*series(6), *series(20, after=90, **stands)]) == "EngineStuck"
+    assert verdict([*series(6), *series(20, after=90, **stands, **why)]) == "Healthy"
+
+
+def test_an_absent_series_is_not_zero() -> None:
+    bare = dict.fromkeys(WELL)
+    assert verdict(series(25, **{**bare, "running": 3})) == "Healthy"
+    waits = {**bare, "running": 3, "waiting": 2}
+    # Slots and waiting alone are enough for that, and nothing else is.
+    assert verdict(series(25, **waits)) == "SlotBound"
+
+
+def test_blocks_of_a_window_say_only_how_long_sequences_are_at_least() -> None:
+    saturating = replace(FACTS, blocks_of=lambda tokens: min(9, -(-tokens // 32)))
+    assert saturating.tokens_of(Fraction(5)) == 129
+    assert saturating.tokens_of(Fraction(9)) == 257
+    assert saturating.tokens_of(Fraction(90)) == 1024
+    assert FACTS.tokens_of(Fraction(0)) == 1
+
+
+def test_the_probe_sees_sequences_grow_where_blocks_do_not() -> None:
+    grown = series(
+        25,
+        running=6,
+        used_blocks=rising(3, 40),
+        usage_per_mille=rising(22, 330),
+        sequences=lambda i: Sequences(count=6, tokens=6 * (200 + 30 * i), longest_tokens=900),
+    )
+    found = played(grown, replace(FACTS, limit=8)).last
+    assert found is not None and found.verdict is Reason.LONG_CONTEXT
+    assert "tokens each" in found.evidence[0].text
+    assert "at least" not in found.evidence[0].text
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def came(samples: list[Observation], word: Reason, facts: Facts = FACTS) -> int | None:
+    """Seconds after which a verdict came."""
+    return next((s for s, v in played(samples, facts).verdicts if v is word), None)
+
+
+def test_pressure_counts_after_a_minute_and_an_engine_is_stuck_after_half_of_one() -> None:
+    assert came(series(9, **SLOTS_TAKEN), Reason.SLOT_BOUND) == 60
+    assert came(series(9, **STANDS_STILL), Reason.ENGINE_STUCK) == 30
+    assert (
+        came(series(40, **{**SLOTS_TAKEN, "usage_per_mille": 200}), Reason.LIMIT_TOO_TIGHT) == 300
+    )
+
+
+def test_there_is_no_verdict_before_there_is_a_minute_of_samples() -> None:
+    assert played(series(9)).verdicts == [(0, Reason.NO_VERDICT), (60, Reason.HEALTHY)]
+
+
+def test_two_samples_are_enough_for_a_time_shorter_than_a_period() -> None:
+    quick = replace(FACTS, thresholds=DiagnosisSpec(pressure_seconds=10, stuck_seconds=10))
+    assert came(series(3, **SLOTS_TAKEN), Reason.SLOT_BOUND, quick) == 15
+    assert came(series(3, **STANDS_STILL), Reason.ENGINE_STUCK, quick) == 15
+
+
+def test_a_hole_in_the_samples_is_no_evidence() -> None:
+    hole = [*series(2, **SLOTS_TAKEN), *series(2, after=400, **SLOTS_TAKEN)]
+    assert verdict(hole) == "NoVerdict"
+
+
+def test_a_pool_is_idle_after_ten_minutes_and_not_a_moment_after_a_request() -> None:
+    def asks(i: int) -> int:
+        return int(i == 60)
+
+    rests: dict[str, Any] = {
+        **STANDS_STILL,
+        "running": asks,
+        "generation_tokens": lambda i: 9 + asks(i),
+        "usage_per_mille": 0,
+        "finished_requests": 5,
+    }
+    assert came(series(60, **rests), Reason.IDLE) == 660
+    assert verdict(series(60, **rests)) == "Idle"
+    assert verdict(series(61, **rests)) == "Healthy"
+
+
+def test_memory_is_to_spare_after_a_day_of_low_usage_in_every_pod() -> None:
+    watched = Replay(replace(FACTS, thresholds=DiagnosisSpec(spare_seconds=86_400)))
+    low = series(1445, every=60, usage_per_mille=390)
+    for sample in low:
+        # As the ring does: the last twenty minutes are kept.
+        watched.pods = {pod: seen[-20:] for pod, seen in watched.pods.items()}
+        watched.see("a", sample)
+        watched.see("b", sample)
+    assert watched.words == ["NoVerdict", "Healthy", "Overprovisioned"]
+    assert watched.pods["a"][-1].at - START >= timedelta(days=1)
+    burst = series(1446, every=60, usage_per_mille=410)[-1]
+    assert watched.see("b", burst).verdict is Reason.HEALTHY
+
+
+def test_a_finding_stays_until_it_has_been_gone_for_the_time_of_release() -> None:
+    samples = [*series(9, **SLOTS_TAKEN), *series(30, after=135)]
+    counters = {"prompt_tokens": rising(500, 9000), "generation_tokens": rising(200, 9000)}
+    samples[9:] = series(30, after=135, **{**counters, "iterations": rising(100, 9000)})
+    ended = next(s for s, v in played(samples).verdicts if s > 60 and v is Reason.HEALTHY)
+    assert 135 + 120 <= ended <= 135 + 120 + 60
+
+
+def test_pods_that_take_turns_do_not_make_the_verdict_flap() -> None:
+    def turns(mine: int) -> Callable[[int], int]:
+        return lambda i: 4 * (i // 5 % 2 == mine)
+
+    watched = Replay(FACTS)
+    pods = [
+        series(80, **{**SLOTS_TAKEN, "waiting": turns(mine), "waiting_capacity": turns(mine)})
+        for mine in (0, 1)
+    ]
+    for a, b in zip(*pods, strict=True):
+        watched.see("a", a)
+        watched.see("b", b)
+    assert watched.words in (["NoVerdict", "SlotBound"], ["NoVerdict", "Healthy", "SlotBound"])
+
+
+# --- old numbers and new starts -------------------------------------------------------------------
+
+
+def test_the_gauges_of_an_engine_that_stands_still_are_old_numbers() -> None:
+    calm, stuck = series(6), series(40, after=90, **{**STANDS_STILL, **SLOTS_TAKEN})
+    after = [replace(s, **dict.fromkeys(STANDS_STILL, 9000)) for s in stuck]
+    found = played([*calm, *after]).last
+    assert found is not None
+    assert [e.name for e in found.evidence] == [Reason.ENGINE_STUCK]
+
+
+def test_a_counter_that_starts_anew_is_no_evidence() -> None:
+    before = series(6, preemptions=40, started_at=START)
+    again = series(6, after=90, preemptions=0, started_at=START + timedelta(seconds=80))
+    assert verdict([*before, *again]) == "Healthy"
+    fell = series(6, after=90, preemptions=0)
+    assert (
+        verdict([*series(6, preemptions=40, prompt_tokens=rising(500, 9**9)), *fell]) == "Healthy"
+    )
+
+
+def test_one_pod_of_many_is_enough_and_is_named() -> None:
+    watched = Replay(FACTS)
+    for a, b in zip(series(9), series(9, **STANDS_STILL), strict=True):
+        watched.see("pod-a", a)
+        watched.see("pod-b", b)
+    assert watched.last is not None
+    assert watched.last.verdict is Reason.ENGINE_STUCK
+    assert watched.last.evidence[0].text.startswith("1 of 2 pods; pod-b: ")
+
+
+def test_all_that_is_found_is_evidence_in_the_order_of_the_chain() -> None:
+    both = {**SLOTS_TAKEN, "preemptions": rising(1), "rejections": rising(1)}
+    found = played(series(25, **both), replace(FACTS, prefixes=(SYSTEM,))).last
+    assert found is not None
+    assert [str(e.name) for e in found.evidence] == [
+        *("Preempting", "Rejecting", "SlotBound", "PrefixMiss")
+    ]
+
+
+def test_what_was_found_before_a_restart_is_kept_until_there_are_numbers() -> None:
+    said = [Evidence(Reason.SLOT_BOUND, "as it was"), Evidence(Reason.HEALTHY, "no finding")]
+    watched = Replay(FACTS, courses=resumed(said))
+    for sample in series(4):
+        assert watched.see("pod", sample).verdict is Reason.SLOT_BOUND
+    for sample in series(20, after=60, prompt_tokens=rising(500, 2000)):
+        watched.see("pod", sample)
+    assert watched.words == ["SlotBound", "Healthy"]
+
+
+# --- thresholds -----------------------------------------------------------------------------------
+
+# For each threshold: two values, a load, and the verdict with either.
+THRESHOLDS: dict[str, tuple[tuple[int, int], dict[str, Any], tuple[str, str]]] = {
+    "pressure_seconds": ((60, 600), SLOTS_TAKEN, ("SlotBound", "NoVerdict")),
+    "trend_seconds": (
+        (300, 900),
+        {**SLOTS_TAKEN, "usage_per_mille": 500},
+        ("LimitTooTight", "SlotBound"),
+    ),
+    "release_seconds": (
+        (60, 600),
+        {"waiting_capacity": lambda i: 4 * (i < 10), "running": 3, "usage_per_mille": 700},
+        ("Healthy", "SlotBound"),
+    ),
+    "stuck_seconds": ((30, 900), STANDS_STILL, ("EngineStuck", "NoVerdict")),
+    "idle_seconds": (
+        (60, 900),
+        {**STANDS_STILL, "running": 0, "finished_requests": 1},
+        ("Idle", "Healthy"),
+    ),
+    "spare_seconds": ((60, 900), {}, ("Overprovisioned", "Healthy")),
+    "tight_usage_percent": (
+        (60, 50),
+        {**SLOTS_TAKEN, "usage_per_mille": 550},
+        ("LimitTooTight", "SlotBound"),
+    ),
+    "spare_usage_percent": ((40, 20), {"_spare": 60}, ("Overprovisioned", "Healthy")),
+    "growth_percent": (
+        (25, 500),
+        {"used_blocks": rising(3, 40), "usage_per_mille": rising(22, 330)},
+        ("LongContext", "Healthy"),
+    ),
+    "prefix_hit_percent": (
+        (50, 10),
+        {"prefix_hit_tokens": rising(120), "_prefixes": (SYSTEM,)},
+        ("PrefixMiss", "Healthy"),
+    ),
+    "ceiling_percent": (
+        (95, 100),
+        {
+            "finished": lambda i: {"stop": 0, "length": 2 * i},
+            "finished_generation_tokens": rising(1310),
+        },
+        ("CeilingHit", "Healthy"),
+    ),
+}
+
+
+def test_every_threshold_has_a_row() -> None:
+    assert THRESHOLDS.keys() == DiagnosisSpec.model_fields.keys()
+
+
+@pytest.mark.parametrize("name", THRESHOLDS)
+def test_each_threshold_counts(name: str) -> None:
+    values, load, expected = THRESHOLDS[name]
+    spare = load.get("_spare", 86_400)
+    changes = {key: value for key, value in load.items() if not key.startswith("_")}
+    found = []
+    for value in values:
+        thresholds = DiagnosisSpec(**{"spare_seconds": spare, name: value})
+        facts = replace(FACTS, thresholds=thresholds, prefixes=load.get("_prefixes", ()))
+        found.append(verdict(series(30, **changes), facts))
+    assert tuple(found) == expected
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def test_every_finding_is_a_reason_of_a_condition_and_has_a_lever_where_one_helps() -> None:
+    live = REASONS[ConditionType.KV_PRESSURE]
+    words = {reason for reasons in live.values() for reason in reasons}
+    assert {rule.name for rule in CHAIN} <= words
+    assert LEVERS.keys() == {rule.name for rule in CHAIN} - {Reason.IDLE}
+    assert set(PRESSURE) == set(live[Status.TRUE])
+
+
+@pytest.mark.parametrize("rule", CHAIN, ids=lambda rule: str(rule.name))
+def test_a_finding_reads_the_series_that_are_documented_for_it(rule: Any) -> None:
+    always = {"at", "engines", "started_at", "prompt_tokens", "generation_tokens", "iterations"}
+    unread = {field.name for field in fields(Observation)} - always - set(rule.reads)
+
+    def look(samples: list[Observation], facts: Facts) -> object:
+        try:
+            return rule.look(History(samples), facts, False)
+        except CannotSay:
+            return CannotSay
+
+    for expected, changes, extra, _ in FOUND.values():
+        if expected is Reason.ENGINE_STUCK is not rule.name:
+            continue
+        samples = series(25, **changes)
+        facts = replace(FACTS, **extra)
+        bare = [
+            replace(s, **{name: {} if name == "finished" else None for name in unread})
+            for s in samples
+        ]
+        assert look(bare, facts) == look(samples, facts)
+
+
+# --- traces of the real engine --------------------------------------------------------------------
+
+QUICK = DiagnosisSpec(
+    pressure_seconds=10, trend_seconds=30, release_seconds=30, stuck_seconds=15, idle_seconds=15
+)
+
+
+def facts_of_trace(about: dict[str, Any]) -> Facts:
+    block, prefix = about["block_tokens"], about.get("prefix_tokens")
+    return Facts(
+        limit=about["limit"],
+        ceiling=about["ceiling"],
+        blocks_of=lambda tokens: -(-tokens // block),
+        prefixes=() if prefix is None else (DeclaredPrefix("system", prefix, Fraction(1)),),
+        bounded_queue=about.get("bounded_queue", False),
+        thresholds=QUICK,
+    )
+
+
+@pytest.mark.parametrize("name", traces.names())
+def test_a_trace_comes_to_the_verdict_that_was_made_without_flapping(name: str) -> None:
+    about, samples = traces.read_trace(name)
+    words = replay(samples, facts_of_trace(about)).words
+    assert about["verdict"] in words
+    changes = list(itertools.pairwise(words))
+    assert len(set(changes)) == len(changes)
