@@ -12,7 +12,7 @@ import pytest
 from ballonet.kv.geometry import parse_config
 from ballonet.kv.layout import CacheLayout, specs_layout
 from ballonet.kv.rules import SequenceLimits, layout_rules
-from ballonet.kv.settings import EngineRefuses
+from ballonet.kv.settings import EngineRefuses, Speculation
 from ballonet.kv.specs import CacheKind, CacheSpec
 from ballonet.kv.units import GIB
 from tests.layouts import layout as model_layout
@@ -271,6 +271,30 @@ def test_tokens_beside_states_are_dealt_to_ranks_from_0_26_on() -> None:
     with pytest.raises(EngineRefuses) as caught:
         model_layout(geometry, version=(0, 25, 1), **further)
     assert caught.value.field == "spec.parallelism.decodeContext"
+
+
+CHUNKS = {
+    **{"model_type": "llama4_text", "num_hidden_layers": 8, "num_attention_heads": 40},
+    **{"num_key_value_heads": 8, "head_dim": 128, "hidden_size": 5120, "vocab_size": 202048},
+    **{"intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_local_experts": 16},
+    **{"attention_chunk_size": 8192, "num_experts_per_tok": 1, "torch_dtype": "bfloat16"},
+    "layer_types": ["chunked_attention", "chunked_attention", "chunked_attention", "full_attention"]
+    * 2,
+}
+
+
+def test_chunks_are_managed_as_full_attention_by_default_up_to_0_13() -> None:
+    geometry = parse_config(json.dumps(CHUNKS))
+    older, newer, drafting = (
+        model_layout(geometry, max_model_tokens=131072, **changes)
+        for changes in (
+            {"version": (0, 13, 0)},
+            {"version": (0, 14, 1)},
+            {"version": (0, 14, 1), "speculation": Speculation("eagle", 2, geometry)},
+        )
+    )
+    assert [len(each.groups) for each in (older, newer, drafting)] == [1, 4, 1]
+    assert older.blocks(131072) == 8192
 
 
 def test_windows_keep_the_tokens_of_all_batches_in_flight_from_0_26_on() -> None:

@@ -7,10 +7,10 @@ takes. Every pipeline rank has the same number of blocks, of its own size.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import lcm
 from operator import mul
 from typing import Final, NamedTuple
@@ -41,6 +41,8 @@ _KEEPS_ALL: Final = {CacheKind.FULL, CacheKind.MLA}
 _WINDOWED: Final = {CacheKind.SLIDING, CacheKind.SLIDING_MLA}
 # A state is kept where a step of the engine happened to end, encoder output is never shared.
 _NEVER_SHARED: Final = {CacheKind.STATE, CacheKind.CROSS}
+# Methods of drafting that vLLM calls eagle.
+_READS_STATES: Final = {"eagle", "eagle3", "mtp"}
 
 
 class Demand(NamedTuple):
@@ -246,7 +248,7 @@ def cache_layout(geometry: ModelGeometry, settings: EngineSettings) -> CacheLayo
             rules,
             _limits(geometry, settings, rules),
             max_model_tokens=settings.max_model_tokens,
-            hybrid_manager=settings.hybrid_manager is not False,
+            hybrid_manager=_has_hybrid_manager(chain(*layers), settings, rules),
             strided_pages=strided,
             prefix_caching=settings.prefix_caching is not False,
         )
@@ -255,6 +257,22 @@ def cache_layout(geometry: ModelGeometry, settings: EngineSettings) -> CacheLayo
     for layout in layouts:
         _check_mix(layout)
     return max(layouts, key=lambda layout: layout.caution)
+
+
+def _has_hybrid_manager(
+    specs: Iterable[CacheSpec], settings: EngineSettings, rules: LayoutRules
+) -> bool:
+    """Return whether groups have block tables of their own.
+
+    Chunks are managed as full attention where the version says so, and beside drafts that read the
+    model's own states (``__post_init__`` of ``config/vllm.py``).
+    """
+    if settings.hybrid_manager is False:
+        return False
+    if all(spec.kind is not CacheKind.CHUNKED for spec in specs):
+        return True
+    draft = settings.speculation
+    return rules.hybrid_with_chunks and (draft is None or draft.method not in _READS_STATES)
 
 
 def _limits(

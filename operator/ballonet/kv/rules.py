@@ -108,6 +108,8 @@ class LayoutRules:
     """Decode-context parallelism works with several groups."""
     caches_any_mix: bool = False
     """Prefix caching works with more than full attention and one other kind."""
+    hybrid_with_chunks: bool = False
+    """Models with chunks have the hybrid manager on by default."""
     start_check: StartCheck = StartCheck.LAYERS
     concurrency_by_bytes: bool = True
     """The printed concurrency divides bytes of a sequence by those of a block of one group."""
@@ -138,7 +140,11 @@ _CHANGES: Final = (
     _Change(
         (0, 13, 0),
         (0, 14, 1),
-        {"start_check": StartCheck.FIRST_GROUP_OF_MODEL, "caches_any_mix": True},
+        {
+            "start_check": StartCheck.FIRST_GROUP_OF_MODEL,
+            "caches_any_mix": True,
+            "hybrid_with_chunks": True,
+        },
     ),
     _Change((0, 14, 1), (0, 15, 1), {"state_count": StateCount.BY_MODE}),
     _Change(
