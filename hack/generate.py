@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "operator")]
 
 from ballonet.api import crdgen  # noqa: E402 - found by the line above
-from hack import reference  # noqa: E402
+from hack import diagnosis, reference  # noqa: E402
 
 
 def generated() -> dict[str, str]:
@@ -35,6 +35,13 @@ def generated() -> dict[str, str]:
         ),
         "docs/memory.md": reference.filled(
             (ROOT / "docs/memory.md").read_text(), {"classes": reference.classes_part()}
+        ),
+        "docs/metrics-sources.md": reference.filled(
+            (ROOT / "docs/metrics-sources.md").read_text(), {"series": reference.series_part()}
+        ),
+        "docs/diagnosis.md": reference.filled(
+            (ROOT / "docs/diagnosis.md").read_text(),
+            {"chain": diagnosis.chain_part(), "thresholds": diagnosis.thresholds_part()},
         ),
         "docs/fit.md": reference.filled(
             (ROOT / "docs/fit.md").read_text(),

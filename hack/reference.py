@@ -30,6 +30,7 @@ from ballonet.cli.canvas import markdown_table
 from ballonet.cli.catalog_lists import Listed, listed_devices, listed_engines, listed_models
 from ballonet.cli.main import app
 from ballonet.engines import vllm
+from ballonet.engines.vllm_metrics import METRICS
 from ballonet.engines.vllm_versions import Version, parse_version
 from ballonet.kv.units import MIB
 
@@ -327,6 +328,17 @@ def versions_part() -> str:
 
 def _before(oldest: Version) -> Iterator[str]:
     return (text for text in vllm_sampled_versions() if parse_version(text) < oldest)
+
+
+def series_part() -> str:
+    """Return the table of the series that are read from vLLM, by what they fill."""
+    rows = ["| figure | series | labels | from vLLM |", "|---|---|---|---|"]
+    for field, figure in METRICS.figures():
+        where = ", ".join(
+            f"{label} = {text}".replace("|", "\\|") for label, text in figure.where.items()
+        )
+        rows.append(f"| `{field}` | `{figure.name}` | {where} | {figure.since} |")
+    return "\n".join(rows) + "\n"
 
 
 def fit_part() -> str:

@@ -64,7 +64,7 @@ class FakePrometheus:
     def result(self, query: str) -> list[Json]:
         if re.match(r"(sum|max) by", query):
             return self.aggregate(query)
-        match = re.fullmatch(r"([\w:]+)\{(.*)\}\[60s\]", query)
+        match = re.fullmatch(r"([\w:]+)\{(.*)\}\[\d+s\]", query)
         assert match is not None, query
         return [
             {"metric": {"__name__": match[1], **dict(key)}, "values": samples}
@@ -215,6 +215,16 @@ async def test_a_pod_is_seen_at_the_time_of_its_newest_scrape(
     assert isinstance(seen, EngineSample)
     assert seen.observation.at == SCRAPED + timedelta(seconds=15)
     assert (seen.observation.running, seen.observation.usage_per_mille) == (2, 200)
+
+
+async def test_a_pod_that_is_scraped_too_rarely_is_never_fresh_one_time_and_stale_another(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    prometheus.scrape(page(), seconds=0)
+    prometheus.scrape(page(), seconds=60)
+    failure = await asking.failure()
+    assert failure.reason is Reason.NO_SERIES
+    assert "60 s apart" in failure.message
 
 
 async def test_figures_of_two_scrapes_are_not_mixed(

@@ -13,12 +13,11 @@ class Figure:
     Attributes:
         name: the series as exposed, with the suffixes of counters and histograms.
         where: labels and a regular expression for the whole of each value.
-        since, until: first and last version of the engine that has it; None: to this day.
+        since: first version of the engine that has it.
     """
 
     name: str
     since: str
-    until: str | None = None
     where: Mapping[str, str] = field(default_factory=dict)
 
 

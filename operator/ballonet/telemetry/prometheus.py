@@ -18,7 +18,7 @@ from ballonet.telemetry.connections import (
 )
 from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
 from ballonet.telemetry.reading import InvalidPageError
-from ballonet.telemetry.rounds import WINDOW_SECONDS, Limits, Readings, SourceError
+from ballonet.telemetry.rounds import FIRST_WINDOW_SECONDS, Limits, Readings, SourceError
 
 PERIOD_SECONDS: Final = 15.0
 MAX_THREADS: Final = 4
@@ -102,7 +102,7 @@ def _outcome(
             target,
             Reason.NO_SERIES,
             f"Prometheus connection {connection.name} has no {METRICS.present.name} of the last "
-            f"{WINDOW_SECONDS} s with {connection.namespace_label}={target.namespace} and "
+            f"{FIRST_WINDOW_SECONDS} s with {connection.namespace_label}={target.namespace} and "
             f"{connection.pod_label}={target.name}; it must scrape the pod at least every 30 s",
         )
     if isinstance(found, InvalidPageError):

@@ -12,12 +12,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from ballonet.api.conditions import Reason
 from ballonet.engines.vllm_metrics import METRICS
 from ballonet.telemetry.connections import PrometheusConnection
 from ballonet.telemetry.reading import InvalidPageError, Reading, Series, read_engine
 
 # Two scrapes of 30 s; what is older is too old for a decision anyway.
 WINDOW_SECONDS: Final = 60
+# The first query looks further back, for how often a pod is scraped: with scrapes further apart
+# than a reading may be old, the newest would be fresh at one time and stale at another.
+FIRST_WINDOW_SECONDS: Final = 180
+MAX_APART_SECONDS: Final = 45
 
 # The year 2200, in seconds since 1970.
 _LATEST: Final = 7_258_118_400
@@ -57,7 +62,8 @@ def queries(connection: PrometheusConnection) -> Iterator[tuple[str, str]]:
     selector = ",".join(f"{name}={json.dumps(value)}" for name, value in connection.labels.items())
     place = f"{connection.namespace_label},{connection.pod_label}"
     for name in METRICS.series():
-        recent = f"{name}{{{selector}}}[{WINDOW_SECONDS}s]"
+        first = name == METRICS.present.name
+        recent = f"{name}{{{selector}}}[{FIRST_WINDOW_SECONDS if first else WINDOW_SECONDS}s]"
         if name.startswith(METRICS.prefix):
             yield name, recent
             continue
@@ -126,6 +132,7 @@ class _Pod:
     """One pod: when each scrape of it was, and its series at that instant."""
 
     scrapes: dict[_Scrape, float]
+    apart_seconds: float
     page: dict[str, list[Series]] = field(default_factory=dict)
 
     def value(self, labels: Mapping[str, str], samples: _Samples) -> float | None:
@@ -136,22 +143,27 @@ class _Pod:
 
 def _first_seen(found: Iterable[_Found]) -> dict[PodKey, _Pod]:
     """Return the pods of the series that each engine has, and when each was scraped last."""
-    spans: dict[PodKey, dict[_Scrape, tuple[float, float]]] = {}
+    own = {METRICS.engine_label, "model_name"}
+    times: dict[PodKey, dict[_Scrape, list[float]]] = {}
     for key, labels, samples in found:
-        own = {METRICS.engine_label, "model_name"}
         scrape = frozenset(item for item in labels.items() if item[0] not in own)
-        of_pod = spans.setdefault(key, {})
-        begin, end = of_pod.get(scrape, (samples[0][0], samples[-1][0]))
-        of_pod[scrape] = (min(begin, samples[0][0]), max(end, samples[-1][0]))
+        # Engines behind one port have the same times.
+        times.setdefault(key, {})[scrape] = [at for at, _ in samples]
     pods = {}
-    for key, of_pod in spans.items():
-        newest_began, _ = max(of_pod.values(), key=lambda span: span[1])
+    for key, of_pod in times.items():
+        newest = max(of_pod.values(), key=lambda seen: seen[-1])
         # One that ended before the newest began is the same pod scraped under another address.
-        pods[key] = _Pod({s: end for s, (_, end) in of_pod.items() if end >= newest_began})
+        alive = {scrape: seen[-1] for scrape, seen in of_pod.items() if seen[-1] >= newest[0]}
+        pods[key] = _Pod(alive, newest[-1] - newest[-2] if len(newest) > 1 else 0)
     return pods
 
 
 def _read(pod: _Pod) -> Reading | InvalidPageError:
+    if pod.apart_seconds > MAX_APART_SECONDS:
+        return InvalidPageError(
+            f"the last two scrapes were {pod.apart_seconds:.0f} s apart: at most 30 s are needed",
+            Reason.NO_SERIES,
+        )
     try:
         return read_engine(pod.page, datetime.fromtimestamp(min(pod.scrapes.values()), UTC))
     except InvalidPageError as error:

@@ -1,0 +1,125 @@
+"""What a pass makes of its source of live numbers: which one is asked, and what is too old."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+
+from ballonet.api.conditions import Reason
+from ballonet.cluster.port import Json
+from ballonet.diagnosis.observation import Observation
+from ballonet.planning.measured import EngineReport
+from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
+from e2e.harness.pools import a_pool
+from tests.controller.world import NAMESPACE, Engines, World
+
+PROMETHEUS = {"source": "Prometheus", "prometheus": {"connection": "main"}}
+# Fewer than were given: what decides by them says so.
+FEWER = EngineReport(blocks=64, block_tokens=32)
+
+
+@dataclass
+class Source(Engines):
+    """Engines whose samples have an age, and which connections were asked for."""
+
+    age_seconds: float = 0
+    connections: list[str | None] = field(default_factory=list)
+
+    async def read(
+        self, targets: Sequence[PodTarget], connection: str | None = None
+    ) -> list[EngineSample | ScrapeFailure]:
+        self.connections.append(connection)
+        at = self.now - timedelta(seconds=self.age_seconds)
+        self.observation = Observation(at=at, engines=1, running=1)
+        return await super().read(targets, connection)
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+async def world(source: Source) -> World:
+    world = World()
+    world.engines = source
+    world.restart_operator()
+    world.cluster.put(a_pool().ceiling(608).planner_and_workers(5).build(NAMESPACE))
+    await world.settle()
+    return world
+
+
+def fits(world: World) -> Json:
+    return world.whole_condition("TopologyFits")
+
+
+async def test_a_pool_is_read_where_it_says(world: World, source: Source) -> None:
+    assert set(source.connections) == {None}
+    assert world.condition("MetricsAvailable") == ("True", "Scraped")
+    source.connections.clear()
+    template = (world.deployment() or {})["spec"]["template"]
+    world.edit({"metrics": PROMETHEUS})
+    await world.settle()
+    assert set(source.connections) == {"main"}
+    # Where it is read has nothing to do with the pods.
+    assert (world.deployment() or {})["spec"]["template"] == template
+
+
+@pytest.mark.parametrize("age_seconds", [46, -46])
+async def test_a_sample_counts_by_its_own_time_and_not_by_its_arrival(
+    world: World, source: Source, age_seconds: float
+) -> None:
+    before = fits(world)
+    source.age_seconds, source.report = age_seconds, FEWER
+    world.pass_time(15)
+    await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("False", "Stale")
+    assert world.condition("BudgetVerified")[0] == "Unknown"
+    assert fits(world)["status"] == before["status"]
+
+
+async def test_the_same_sample_told_again_grows_old(world: World, source: Source) -> None:
+    for _ in range(4):
+        source.age_seconds += 15
+        world.pass_time(15)
+        await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("False", "Stale")
+
+
+@pytest.mark.parametrize(
+    ("failure", "shown"),
+    [
+        (Reason.UNREACHABLE, "Stale"),
+        (Reason.NO_SERIES, "Stale"),
+        (Reason.INVALID_METRICS, "InvalidMetrics"),
+        (Reason.AMBIGUOUS_METRICS, "AmbiguousMetrics"),
+        (Reason.UNKNOWN_CONNECTION, "UnknownConnection"),
+        (Reason.SOURCE_UNREACHABLE, "SourceUnreachable"),
+    ],
+)
+async def test_the_last_good_sample_stands_in_until_it_is_old(
+    world: World, source: Source, failure: Reason, shown: str
+) -> None:
+    source.failure = failure
+    world.pass_time(30)
+    await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("True", "Scraped")
+    world.pass_time(30)
+    await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("False", shown)
+    assert world.condition("Ready") == ("True", "Serving")
+    said = world.whole_condition("MetricsAvailable")["message"]
+    assert "its last report is of 2026-01-01T00:00:" in said
+    world.pass_time(15)
+    await world.reconcile()
+    assert world.whole_condition("MetricsAvailable")["message"] == said
+
+
+async def test_a_source_that_never_answered_is_named_as_it_is(world: World, source: Source) -> None:
+    source.failure = Reason.UNKNOWN_CONNECTION
+    world.restart_operator()
+    await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("False", "UnknownConnection")
