@@ -283,6 +283,15 @@ CHUNKS = {
 }
 
 
+# Windowed layers have twice the heads of the others.
+UNEQUAL = {
+    **{"model_type": "mimo_v2", "num_hidden_layers": 4, "num_attention_heads": 64},
+    **{"num_key_value_heads": 4, "swa_num_key_value_heads": 8, "head_dim": 192, "v_head_dim": 128},
+    **{"hidden_size": 4096, "vocab_size": 152576, "intermediate_size": 16384},
+    **{"sliding_window": 128, "hybrid_layer_pattern": [0, 1, 1, 1], "torch_dtype": "bfloat16"},
+}
+
+
 def test_chunks_are_managed_as_full_attention_by_default_up_to_0_13() -> None:
     geometry = parse_config(json.dumps(CHUNKS))
     older, newer, drafting = (
@@ -295,6 +304,14 @@ def test_chunks_are_managed_as_full_attention_by_default_up_to_0_13() -> None:
     )
     assert [len(each.groups) for each in (older, newer, drafting)] == [1, 4, 1]
     assert older.blocks(131072) == 8192
+
+
+def test_a_version_that_cannot_lay_out_a_model_is_named() -> None:
+    geometry = parse_config(json.dumps(UNEQUAL))
+    with pytest.raises(EngineRefuses) as caught:
+        model_layout(geometry, version=(0, 11, 0))
+    assert str(caught.value).startswith("spec.engine.version: '0.11.0': cannot keep")
+    assert model_layout(geometry, version=(0, 32, 0)).blocks(1) > 0
 
 
 def test_windows_keep_the_tokens_of_all_batches_in_flight_from_0_26_on() -> None:

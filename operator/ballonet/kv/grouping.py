@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from ballonet.kv.rules import LatentTables, LayoutRules, PagePadding
 from ballonet.kv.settings import EngineRefuses
@@ -18,6 +18,9 @@ from ballonet.kv.specs import CacheKind, CacheSpec
 from ballonet.kv.units import ceil_div, round_up
 
 Layers: TypeAlias = Mapping[int, CacheSpec]
+
+VERSION_FIELD: Final = "spec.engine.version"
+"""Named where a version cannot lay out some layers; which version it is, the caller knows."""
 
 _KEEPS_ALL = frozenset({CacheKind.FULL, CacheKind.MLA})
 _WINDOWED = frozenset({CacheKind.SLIDING, CacheKind.SLIDING_MLA})
@@ -98,6 +101,10 @@ def group_layers(
             raise
         return (CacheGroup(promoted, mixed=True),)
     return _groups_of_equal_size(layers, rules)
+
+
+def _not_in_this_version(what: str) -> EngineRefuses:
+    return EngineRefuses(VERSION_FIELD, "this version", what)
 
 
 def _page_sizes(specs: Iterable[CacheSpec]) -> set[int]:
@@ -319,9 +326,7 @@ def _with_page(
             return larger
     elif _may_be_padded(spec, rules, strided_pages):
         return replace(spec, padded_page_bytes=page_bytes)
-    raise EngineRefuses(
-        "spec.engine.version",
-        "this version",
+    raise _not_in_this_version(
         f"cannot keep {_words(spec)} with pages of {page:,} bytes beside pages of "
         f"{page_bytes:,} bytes; take a newer version or another KV cache type",
     )
@@ -433,9 +438,7 @@ def _padded_to(sizes: Sequence[int], table: Layers) -> dict[int, CacheSpec]:
 
 
 def _no_latent_tables() -> EngineRefuses:
-    return EngineRefuses(
-        "spec.engine.version",
-        "this version",
+    return _not_in_this_version(
         "cannot lay out windowed latents beside these other layers; take 0.29 or newer",
     )
 
@@ -481,11 +484,7 @@ def _packed_groups(layers: Layers, rules: LayoutRules) -> tuple[CacheGroup, ...]
         groups += bucket.dealt(count)
     sizes = [len(group.layers) for group in groups]
     if sum(sizes) < len(layers) or not all(sizes):
-        raise EngineRefuses(
-            "spec.engine.version",
-            "this version",
-            "cannot spread layers of unequal pages over several groups",
-        )
+        raise _not_in_this_version("cannot spread layers of unequal pages over several groups")
     return tuple(groups)
 
 

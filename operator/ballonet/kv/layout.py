@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from ballonet.kv.drafts import lookahead_tokens
 from ballonet.kv.geometry import ModelGeometry
 from ballonet.kv.grouping import (
+    VERSION_FIELD,
     CacheGroup,
     Layers,
     are_latent_tables,
@@ -241,22 +242,36 @@ def cache_layout(geometry: ModelGeometry, settings: EngineSettings) -> CacheLayo
     """
     settings = settings_for(geometry, settings)
     layers = rank_specs(geometry, settings)
-    strided = settings.platform.device is not Device.CPU
-    layouts = [
-        specs_layout(
-            layers,
-            rules,
-            _limits(geometry, settings, rules),
-            max_model_tokens=settings.max_model_tokens,
-            hybrid_manager=_has_hybrid_manager(chain(*layers), settings, rules),
-            strided_pages=strided,
-            prefix_caching=settings.prefix_caching is not False,
-        )
-        for rules in layout_rules(settings.version)
-    ]
-    for layout in layouts:
-        _check_mix(layout)
+    try:
+        layouts = [
+            _version_layout(layers, geometry, settings, rules)
+            for rules in layout_rules(settings.version)
+        ]
+    except EngineRefuses as error:
+        if error.field != VERSION_FIELD:
+            raise
+        version = ".".join(map(str, settings.version))
+        raise EngineRefuses(error.field, version, error.message) from None
     return max(layouts, key=lambda layout: layout.caution)
+
+
+def _version_layout(
+    layers: Sequence[Sequence[CacheSpec]],
+    geometry: ModelGeometry,
+    settings: EngineSettings,
+    rules: LayoutRules,
+) -> CacheLayout:
+    layout = specs_layout(
+        layers,
+        rules,
+        _limits(geometry, settings, rules),
+        max_model_tokens=settings.max_model_tokens,
+        hybrid_manager=_has_hybrid_manager(chain(*layers), settings, rules),
+        strided_pages=settings.platform.device is not Device.CPU,
+        prefix_caching=settings.prefix_caching is not False,
+    )
+    _check_mix(layout)
+    return layout
 
 
 def _has_hybrid_manager(
