@@ -674,7 +674,9 @@ class DiagnosisSpec(Model):
         86_400, description="How long usage must stay low before memory is to spare, in seconds."
     )
     tight_usage_percent: Percent = Field(
-        60, description="Usage under which requests that wait for a slot wait needlessly."
+        60,
+        description="Usage from which memory is tight: below it requests that wait for a slot wait "
+        "needlessly, and growth is no concern.",
     )
     spare_usage_percent: Percent = Field(40, description="Usage under which memory is no concern.")
     growth_percent: Annotated[int, integer(1, 1000)] = Field(
