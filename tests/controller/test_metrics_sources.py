@@ -123,3 +123,15 @@ async def test_a_source_that_never_answered_is_named_as_it_is(world: World, sour
     world.restart_operator()
     await world.reconcile()
     assert world.condition("MetricsAvailable") == ("False", "UnknownConnection")
+
+
+async def test_a_new_pod_that_nobody_has_scraped_yet_is_waited_for(
+    world: World, source: Source
+) -> None:
+    source.failure = Reason.NO_SERIES
+    world.restart_operator()
+    await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("Unknown", "AwaitingScrape")
+    world.pass_time(90)
+    await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("False", "NoSeries")

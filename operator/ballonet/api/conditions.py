@@ -177,6 +177,7 @@ class Reason(StrEnum):
         "The operator has no Prometheus connection of that name, or cannot use it.",
     )
     SOURCE_UNREACHABLE = "SourceUnreachable", "Prometheus did not answer, or refused to."
+    AWAITING_SCRAPE = "AwaitingScrape", "Prometheus has not scraped a new engine pod yet."
     NO_SERIES = "NoSeries", "Prometheus has no fresh series of an engine pod."
     # KVPressure and EngineHealthy: the verdicts of the diagnosis
     NO_VERDICT = "NoVerdict", "There are no fresh numbers, or not enough of them, to judge by."
@@ -345,7 +346,7 @@ REASONS: Final[dict[ConditionType, dict[Status, tuple[Reason, ...]]]] = {
             Reason.SOURCE_UNREACHABLE,
             Reason.NO_SERIES,
         ),
-        Status.UNKNOWN: (Reason.NO_ENGINE, *ALWAYS_POSSIBLE),
+        Status.UNKNOWN: (Reason.NO_ENGINE, Reason.AWAITING_SCRAPE, *ALWAYS_POSSIBLE),
     },
     ConditionType.BUDGET_VERIFIED: {
         Status.TRUE: (Reason.CONFIRMED,),

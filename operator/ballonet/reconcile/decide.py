@@ -447,8 +447,11 @@ def _metrics_available(observed: Observed) -> Finding:
         )
     failures = [r for r in observed.readings if isinstance(r, ScrapeFailure)]
     if failures:
-        first = failures[0]
-        return Finding(Status.FALSE, first.reason, f"pod {first.target.name}: {first.message}")
+        # What is wrong goes before what is only not there yet.
+        first = min(failures, key=lambda failure: failure.reason is Reason.AWAITING_SCRAPE)
+        awaited = first.reason is Reason.AWAITING_SCRAPE
+        status = Status.UNKNOWN if awaited else Status.FALSE
+        return Finding(status, first.reason, f"pod {first.target.name}: {first.message}")
     return Finding(
         Status.TRUE, Reason.SCRAPED, f"{len(observed.readings)} serving engine pods reported"
     )

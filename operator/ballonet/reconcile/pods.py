@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
@@ -292,6 +293,13 @@ def _is_ready(pod: Json) -> bool:
         condition.get("type") == "Ready" and condition.get("status") == "True"
         for condition in pod.get("status", {}).get("conditions", ())
     )
+
+
+def _ready_since(pod: Json) -> datetime | None:
+    for condition in pod["status"].get("conditions", ()):
+        if condition.get("type") == "Ready" and (since := condition.get("lastTransitionTime")):
+            return datetime.fromisoformat(since)
+    return None
 
 
 def _leaving(pod: Json) -> bool:

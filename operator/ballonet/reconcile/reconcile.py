@@ -45,6 +45,8 @@ QUIET_SECONDS: Final = 2.0
 LONGEST_WAIT_SECONDS: Final = 10.0
 # A reading may be used for this long when newer ones fail.
 FRESH_SECONDS: Final = 45.0
+# A Prometheus may take this long until it has scraped a new pod twice.
+FIRST_SCRAPE_SECONDS: Final = 90.0
 SERVING_PERIOD_SECONDS: Final = 15.0
 # More pools than 300 are looked at less often: a look is five requests to the API server.
 SERVING_PASSES_PER_SECOND: Final = 20.0
@@ -336,7 +338,7 @@ class Reconciler:
     ) -> EngineSample | ScrapeFailure:
         """Return the last sample while it is fresh, by its own time; else why there is none."""
         if last is None:
-            return reading
+            return self._awaited(reading)
         # Either way round: a clock that was set back must not make an old sample fresh.
         if abs(self._now() - last.observation.at) <= timedelta(seconds=FRESH_SECONDS):
             return last
@@ -346,6 +348,14 @@ class Reconciler:
         silent = reading.reason in (Reason.UNREACHABLE, Reason.NO_SERIES)
         reason = Reason.STALE if silent else reading.reason
         return ScrapeFailure(reading.target, reason, f"{reading.message}; {said}")
+
+    def _awaited(self, reading: EngineSample | ScrapeFailure) -> EngineSample | ScrapeFailure:
+        """Return a reading; that nobody has scraped a new pod yet is no failure."""
+        if isinstance(reading, EngineSample) or reading.reason is not Reason.NO_SERIES:
+            return reading
+        since = reading.target.ready_since
+        new = since is not None and self._now() - since < timedelta(seconds=FIRST_SCRAPE_SECONDS)
+        return replace(reading, reason=Reason.AWAITING_SCRAPE) if new else reading
 
     def _plan(
         self,

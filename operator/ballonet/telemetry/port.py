@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from ballonet.api.conditions import Reason
@@ -13,13 +14,17 @@ from ballonet.planning.measured import EngineReport
 
 @dataclass(frozen=True)
 class PodTarget:
-    """An engine pod that a pool owns: the only kind of place that is ever asked."""
+    """An engine pod that a pool owns: the only kind of place that is ever asked.
+
+    ``ready_since`` is when it became ready, where Kubernetes says so.
+    """
 
     namespace: str
     name: str
     uid: str
     ip: str
     port: int
+    ready_since: datetime | None = None
 
 
 @dataclass(frozen=True)

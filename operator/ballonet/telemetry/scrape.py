@@ -68,11 +68,11 @@ class DirectScrape:
                 reading = read_page(page, self._now())
                 return EngineSample(target, version, reading.report, reading.observation)
             except TimeoutError:
-                message = f"pod {target.name} did not answer within {self._timeout_seconds:g} s"
+                message = f"no answer within {self._timeout_seconds:g} s"
             except (_UnreachableError, aiohttp.ClientError, OSError) as error:
-                message = f"pod {target.name}: {error or type(error).__name__}"
+                message = str(error) or type(error).__name__
             except InvalidPageError as error:
-                return ScrapeFailure(target, error.reason, f"pod {target.name}: {error}")
+                return ScrapeFailure(target, error.reason, str(error))
             return ScrapeFailure(target, Reason.UNREACHABLE, message)
 
     async def _get(self, target: PodTarget, path: str, limit_bytes: int) -> str:
