@@ -132,6 +132,6 @@ async def test_a_new_pod_that_nobody_has_scraped_yet_is_waited_for(
     world.restart_operator()
     await world.reconcile()
     assert world.condition("MetricsAvailable") == ("Unknown", "AwaitingScrape")
-    world.pass_time(90)
+    world.pass_time(150)
     await world.reconcile()
     assert world.condition("MetricsAvailable") == ("False", "NoSeries")

@@ -86,6 +86,7 @@ def targets(pods: Sequence[Json]) -> list[PodTarget]:
             uid=pod["metadata"]["uid"],
             ip=pod["status"]["podIP"],
             port=PORT,
+            ready_since=_ready_since(pod),
         )
         for pod in pods
         if _is_ready(pod) and not _leaving(pod) and pod["status"].get("podIP")
