@@ -14,6 +14,7 @@ that is left out keeps its value:
                     ones (a string is written as it stands; null goes back to the computed value)
     cache_config    {"num_gpu_blocks": "64", ...}: labels of cache_config_info (null leaves one out)
     metrics_mode    normal, hang, garbage, nan, absent, empty, huge, error or redirect
+    page            a whole metrics page to show instead of its own; null goes back to that
     health          HTTP status of /health
     version         what /version says
     hold_seconds    how long a request runs; a lower value also ends those that run already
@@ -110,6 +111,7 @@ class Settings:
     metrics: dict[str, Any] = field(default_factory=dict)
     cache_config: dict[str, Any] = field(default_factory=dict)
     metrics_mode: str = "normal"
+    page: str | None = None
     health: int = 200
     version: str = "0.32.0"
     hold_seconds: float = 0.05
@@ -406,7 +408,7 @@ class Handler(BaseHTTPRequestHandler):
         }
         page = pages.get(mode)
         if page is None:
-            page = engine.metrics_page().encode()
+            page = (engine.settings.page or engine.metrics_page()).encode()
         if mode == "huge":
             line = b'vllm:filler{engine="0",model_name="tiny"} 1.0\n'
             page = line * (HUGE_BYTES // len(line)) + page
