@@ -8,11 +8,12 @@ from typing import Final
 from e2e.cache import cache_root
 from e2e.harness.api import VOLUME, Api, Json
 from e2e.harness.pools import ENGINE_IMAGE, PoolBuilder, a_pool
-from e2e.model import make_model
+from e2e.model import SLIDING_CONFIG_PATH, make_model
 from e2e.vllm import build, environment_path
 
 ENVIRONMENT_CLAIM: Final = "vllm-environment"
 MODEL_CLAIM: Final = "model"
+SLIDING_MODEL_CLAIM: Final = "model-sliding"
 KV_BYTES: Final = 8 * 1024 * 1024
 # Dummy weights, and no compilation: it would take three times as long to start.
 ARGS: Final = ("--load-format", "dummy", "--enforce-eager")
@@ -26,6 +27,8 @@ def prepare_claims(api: Api, namespace: str) -> None:
     """
     _claim(api, namespace, ENVIRONMENT_CLAIM, build())
     _claim(api, namespace, MODEL_CLAIM, make_model(cache_root() / "model"))
+    sliding = make_model(cache_root() / "model-sliding", SLIDING_CONFIG_PATH)
+    _claim(api, namespace, SLIDING_MODEL_CLAIM, sliding)
 
 
 def a_vllm_pool(name: str) -> PoolBuilder:
@@ -44,6 +47,15 @@ def a_vllm_pool(name: str) -> PoolBuilder:
         .env(**_variables())
         .pod_template(template)
         .drain(30)
+    )
+
+
+def a_sliding_pool(name: str) -> PoolBuilder:
+    """The same with a model of six groups, five of them with a sliding window."""
+    return (
+        a_vllm_pool(name)
+        .set("model.config", {"inline": SLIDING_CONFIG_PATH.read_text()})
+        .set("model.claim", {"name": SLIDING_MODEL_CLAIM})
     )
 
 
@@ -165,5 +177,5 @@ def _claim(api: Api, namespace: str, name: str, folder: Path) -> None:
 
 def remove_volumes(api: Api, namespace: str) -> None:
     """Delete the volumes of a namespace's claims; their folders stay."""
-    for name in (ENVIRONMENT_CLAIM, MODEL_CLAIM):
+    for name in (ENVIRONMENT_CLAIM, MODEL_CLAIM, SLIDING_MODEL_CLAIM):
         api.delete(VOLUME, None, f"{namespace}-{name}")

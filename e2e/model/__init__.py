@@ -1,7 +1,8 @@
-"""The tiny model: a Llama without weights, for `vllm serve --load-format dummy`.
+"""Tiny models without weights, for `vllm serve --load-format dummy`.
 
-Its geometry (`config.json`) gives round figures: 2 x 4 layers x 2 KV heads x 64 x 2 bytes = 2,048
-bytes of KV a token, so 8 MiB are exactly 128 blocks of 32 tokens.
+`config.json` is a Llama whose geometry gives round figures: 2 x 4 layers x 2 KV heads x 64 x 2
+bytes = 2,048 bytes of KV a token, so 8 MiB are exactly 128 blocks of 32 tokens. `sliding.json` is a
+Gemma 3 of five layers with a sliding window and one without: six groups of caches.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 CONFIG_PATH = Path(__file__).with_name("config.json")
+SLIDING_CONFIG_PATH = Path(__file__).with_name("sliding.json")
 SPECIAL_TOKENS = ("<s>", "</s>", "<pad>")
 
 
-def make_model(directory: Path) -> Path:
+def make_model(directory: Path, config_path: Path = CONFIG_PATH) -> Path:
     """Write the model's files into `directory` (made if missing) and return it."""
     directory.mkdir(parents=True, exist_ok=True)
-    config = CONFIG_PATH.read_text()
+    config = config_path.read_text()
     files = {
         "config.json": config,
         "tokenizer.json": json.dumps(tokenizer(json.loads(config)["vocab_size"]), indent=1),
