@@ -78,7 +78,7 @@ def test_every_metric_is_documented() -> None:
     metrics = Metrics()
     metrics.attach(WorkQueue[PoolKey]())
     # Families are exported without the suffix of their type.
-    for family in metrics.registry.collect():
+    for family in (*metrics.registry.collect(), *metrics.pools.collect()):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         assert f"`{name}`" in PAGE, name
 

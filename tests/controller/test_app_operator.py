@@ -106,7 +106,7 @@ async def test_a_pool_becomes_children_and_metrics_and_goes_with_its_series(
     await eventually(lambda: (harness.cluster.peek(Kind.POOL, "ns", "p") or {}).get("status"))
     assert await harness.status_of("/livez") == (200, "ok\n")
     assert await harness.status_of("/readyz") == (200, "ok\n")
-    series = 'ballonet_pool_condition{name="p",namespace="ns",status="True",type="SpecResolved"} 1'
+    series = 'ballonet_pool_condition{namespace="ns",pool="p",status="True",type="SpecResolved"} 1'
     assert series in (await harness.status_of("/metrics"))[1]
     harness.cluster.remove(Kind.POOL, "ns", "p")
     harness.cluster.collect_garbage()

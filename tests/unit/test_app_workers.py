@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import pytest
 
-from ballonet.app.metrics import Metrics
+from ballonet.api.conditions import Reason
+from ballonet.app.metrics import CountedSource, Metrics
 from ballonet.app.workers import SCHEMA_RETRY_SECONDS, Workers
 from ballonet.cluster.port import ApiError
+from ballonet.diagnosis.observation import Observation, Sequences
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.reconcile import Outcome, PoolKey
-from ballonet.diagnosis.observation import Observation
-from ballonet.telemetry.port import EngineSample, PodTarget
+from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
 
 KEY = PoolKey("ns", "p")
 
@@ -41,8 +43,8 @@ class Harness:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    def series(self, name: str) -> str:
-        page = self.metrics.page().decode()
+    async def series(self, name: str) -> str:
+        page = (await self.metrics.page()).decode()
         return "".join(line for line in page.splitlines(keepends=True) if line.startswith(name))
 
 
@@ -66,7 +68,10 @@ async def test_a_pass_says_when_the_next_is_due(harness: Harness) -> None:
     assert harness.queue.depth == 0
     harness.seconds = 60
     assert harness.queue.depth == 1
-    assert 'ballonet_reconcile_total{result="success"} 1.0' in harness.series("ballonet_reconcile")
+    assert (
+        'ballonet_reconcile_total{kind="InferencePool",result="success"} 1.0'
+        in await harness.series("ballonet_reconcile")
+    )
 
 
 async def test_a_failed_pass_is_counted_and_comes_back_later_each_time(harness: Harness) -> None:
@@ -80,7 +85,7 @@ async def test_a_failed_pass_is_counted_and_comes_back_later_each_time(harness: 
     assert harness.queue.depth == 0
     harness.seconds = 3
     assert harness.queue.depth == 1
-    assert 'ballonet_reconcile_errors_total{reason="Api500"} 2.0' in harness.series("ballonet")
+    assert 'reason="Api500"} 2.0' in await harness.series("ballonet_reconcile_errors_total")
     harness.behave = lambda: Outcome(None)
     await harness.one_round()
     assert harness.queue.failures(KEY) == 0
@@ -111,7 +116,7 @@ async def test_how_long_a_failure_waits_and_how_it_is_called(
     assert harness.queue.depth == 0
     harness.seconds = wait_seconds
     assert harness.queue.depth == 1
-    assert f'reason="{word}"' in harness.series("ballonet_reconcile_errors_total")
+    assert f'reason="{word}"' in await harness.series("ballonet_reconcile_errors_total")
 
 
 async def test_one_pool_that_fails_does_not_hold_up_another(harness: Harness) -> None:
@@ -152,8 +157,8 @@ async def test_series_of_a_pool_follow_its_status_and_go_with_it(harness: Harnes
     harness.behave = lambda: Outcome(None, status)
     harness.queue.add(KEY)
     await harness.one_round()
-    shown = harness.series("ballonet_pool_")
-    labels = 'name="p",namespace="ns"'
+    shown = await harness.series("ballonet_pool_")
+    labels = 'namespace="ns",pool="p"'
     for line in (
         f"ballonet_pool_planned_blocks{{{labels}}} 128.0",
         f"ballonet_pool_measured_blocks{{{labels}}} 127.0",
@@ -168,7 +173,7 @@ async def test_series_of_a_pool_follow_its_status_and_go_with_it(harness: Harnes
     harness.behave = lambda: Outcome(None)
     harness.queue.add(KEY)
     await harness.one_round()
-    assert harness.series("ballonet_pool_") == ""
+    assert await harness.series("ballonet_pool_") == ""
 
 
 async def test_the_load_of_engines_is_summed_and_what_none_reports_is_absent(
@@ -190,12 +195,63 @@ async def test_the_load_of_engines_is_summed_and_what_none_reports_is_absent(
     harness.behave = lambda: Outcome(None, {"conditions": []}, samples)
     harness.queue.add(KEY)
     await harness.one_round()
-    shown = harness.series("ballonet_pool_")
-    labels = 'name="p",namespace="ns"'
+    shown = await harness.series("ballonet_pool_")
+    labels = 'namespace="ns",pool="p"'
     assert f"ballonet_pool_requests_running{{{labels}}} 5.0" in shown
     assert f"ballonet_pool_requests_waiting{{{labels}}} 1.0" in shown
     assert f"ballonet_pool_kv_cache_usage_ratio{{{labels}}} 0.9" in shown
     assert "preemptions" not in shown
+
+
+async def test_blocks_are_shown_by_state_over_all_engines(harness: Harness) -> None:
+    def reading(used: int | None, sequences: Sequences | None = None) -> EngineSample:
+        target = PodTarget("ns", "p-1", "u", "10.0.0.1", 8000)
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        seen = Observation(at=now, engines=2, blocks=64, used_blocks=used, sequences=sequences)
+        return EngineSample(target, None, None, seen)
+
+    probed = Sequences(count=3, tokens=900, longest_tokens=400, shared_blocks=5)
+    harness.behave = lambda: Outcome(None, {}, (reading(100, probed), reading(None)))
+    harness.queue.add(KEY)
+    await harness.one_round()
+    shown = await harness.series("ballonet_pool_kv_blocks")
+    values = dict(re.findall(r'state="(\w+)"} ([0-9.]+)', shown))
+    # Two pods of two engines with 63 usable blocks; of one of them only the size is known.
+    assert values == {"total": "252.0", "in_use": "100.0", "free": "26.0", "shared": "5.0"}
+
+
+async def test_the_verdict_is_one_of_a_set_of_states(harness: Harness) -> None:
+    harness.behave = lambda: Outcome(None, {"diagnosis": {"verdict": "BlockBound"}})
+    harness.queue.add(KEY)
+    await harness.one_round()
+    shown = await harness.series("ballonet_pool_verdict{")
+    states = dict(re.findall(r'verdict="(\w+)"} ([01])', shown))
+    assert [word for word, value in states.items() if value == "1"] == ["BlockBound"]
+    assert {"NoVerdict", "EngineStuck", "SlotBound", "PrefixMiss", "Healthy"} <= set(states)
+    harness.behave = lambda: Outcome(None)
+    harness.queue.add(KEY)
+    await harness.one_round()
+    assert await harness.series("ballonet_pool_verdict{") == ""
+
+
+async def test_pods_that_cannot_be_read_are_counted_by_source_and_reason() -> None:
+    target = PodTarget("ns", "p-1", "u", "10.0.0.1", 8000)
+
+    class Broken:
+        async def read(
+            self, targets: Sequence[PodTarget], connection: str | None = None
+        ) -> list[EngineSample | ScrapeFailure]:
+            reason = Reason.NO_SERIES if connection else Reason.UNREACHABLE
+            return [ScrapeFailure(one, reason, "away") for one in targets]
+
+    metrics = Metrics()
+    source = CountedSource(Broken(), metrics)
+    assert len(await source.read([target, target])) == 2
+    await source.read([target], "thanos")
+    page = (await metrics.page()).decode()
+    name = "ballonet_source_errors_total"
+    assert f'{name}{{reason="Unreachable",source="Pods"}} 2.0' in page
+    assert f'{name}{{reason="NoSeries",source="Prometheus"}} 1.0' in page
 
 
 async def test_the_state_of_the_queue_is_exported_under_known_names(harness: Harness) -> None:
@@ -203,7 +259,7 @@ async def test_the_state_of_the_queue_is_exported_under_known_names(harness: Har
     harness.queue.add(PoolKey("ns", "q"))
     assert await harness.queue.get() == KEY
     harness.seconds = 4
-    shown = harness.series("workqueue_")
+    shown = await harness.series("workqueue_")
     assert 'workqueue_depth{name="pool"} 1.0' in shown
     assert 'workqueue_adds_total{name="pool"} 2.0' in shown
     assert 'workqueue_longest_running_processor_seconds{name="pool"} 4.0' in shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,7 +27,7 @@ class Health:
 class HttpServer:
     """Serves until closed. ``port`` is the real one, also where 0 was asked for."""
 
-    def __init__(self, health: Health, page: Callable[[], bytes]) -> None:
+    def __init__(self, health: Health, page: Callable[[], Awaitable[bytes]]) -> None:
         self._health = health
         self._page = page
         self._runner: web.AppRunner | None = None
@@ -61,7 +61,7 @@ class HttpServer:
         return _answer(self._health.ready)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._page(), headers={"Content-Type": METRICS_TYPE})
+        return web.Response(body=await self._page(), headers={"Content-Type": METRICS_TYPE})
 
 
 def _answer(checks: Iterable[Check]) -> web.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -17,13 +18,25 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ballonet import __version__
+from ballonet.api.conditions import ALWAYS_POSSIBLE, REASONS, ConditionType
+from ballonet.api.v1alpha1 import MetricsSourceKind
 from ballonet.cluster.port import ApiError, Json
 from ballonet.diagnosis.observation import Observation
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.reconcile import PoolKey
-from ballonet.telemetry.port import EngineSample
+from ballonet.telemetry.port import EngineSample, MetricsSource, PodTarget, ScrapeFailure
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+_KIND: Final = "InferencePool"
+_VERDICTS: Final = tuple(
+    dict.fromkeys(
+        reason
+        for reasons in REASONS[ConditionType.KV_PRESSURE].values()
+        for reason in reasons
+        if reason not in ALWAYS_POSSIBLE
+    )
+)
 
 _Fold = Callable[[Iterable[float]], float]
 
@@ -37,6 +50,13 @@ _POOL_GAUGES: Final = (
     ("available_slots", "Sequences that fit an engine at once.", "topology.availableSlots"),
     ("slots", "Sequences that an engine is let run at once.", "engine.slots"),
     ("ready_replicas", "Engine pods that serve.", "readyReplicas"),
+)
+# States of KV blocks over all engines of a pool; "shared" is a part of "in_use".
+_BLOCK_STATES: Final[tuple[tuple[str, Callable[[Observation], int | None]], ...]] = (
+    ("total", lambda o: o.usable_blocks),
+    ("in_use", lambda o: o.used_blocks),
+    ("free", lambda o: _less(o.usable_blocks, o.used_blocks)),
+    ("shared", lambda o: None if o.sequences is None else o.sequences.shared_blocks),
 )
 # Gauges of a pool's load: name, help, the figure of one engine pod, and what is made of several.
 _LOAD_GAUGES: Final[tuple[tuple[str, str, Callable[[Observation], float | None], _Fold], ...]] = (
@@ -53,20 +73,29 @@ _LOAD_GAUGES: Final[tuple[tuple[str, str, Callable[[Observation], float | None],
 
 
 class Metrics:
-    """All series of the process, in a registry of its own."""
+    """All series of the process: ``registry`` has its own ones, ``pools`` those of pools."""
 
     def __init__(self) -> None:
         # When each counter began is of no use here and doubles the page.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=False)
+        self.pools = CollectorRegistry(auto_describe=False)
         self._pools = _PoolCollector()
-        self.registry.register(self._pools)
+        self.pools.register(self._pools)
         info = Gauge(
             "ballonet_build_info", "Version of the operator.", ["version"], registry=self.registry
         )
         info.labels(__version__).set(1)
-        self._passes = self._counter("ballonet_reconcile", "Passes over pools.", "result")
-        self._errors = self._counter("ballonet_reconcile_errors", "Failed passes.", "reason")
+        self._passes = self._counter("ballonet_reconcile", "Passes by kind.", "kind", "result")
+        self._errors = self._counter(
+            "ballonet_reconcile_errors", "Failed passes by kind.", "kind", "reason"
+        )
+        self._source_errors = self._counter(
+            "ballonet_source_errors",
+            "Engine pods that could not be read, by the source of metrics.",
+            "source",
+            "reason",
+        )
         self._seconds = self._histogram("ballonet_reconcile_duration_seconds", "Length of passes.")
         self._waited = self._histogram(
             "workqueue_queue_duration_seconds", "Time from due to taken.", "name"
@@ -97,11 +126,15 @@ class Metrics:
 
     def passed(self, seconds: float, error: BaseException | None) -> None:
         """Count one pass and how it ended."""
-        self._passes.labels("success" if error is None else "error").inc()
+        self._passes.labels(_KIND, "success" if error is None else "error").inc()
         if error is not None:
-            self._errors.labels(error_word(error)).inc()
+            self._errors.labels(_KIND, error_word(error)).inc()
         self._seconds.observe(seconds)
         self._worked.observe(seconds)
+
+    def source_failed(self, source: MetricsSourceKind, reason: str) -> None:
+        """Count an engine pod that could not be read."""
+        self._source_errors.labels(source, reason).inc()
 
     def show_pool(self, key: PoolKey, status: Json, samples: Sequence[EngineSample] = ()) -> None:
         """Export a pool's status and the load of its engines from now on."""
@@ -113,9 +146,11 @@ class Metrics:
         self._pools.statuses.pop(key, None)
         self._pools.samples.pop(key, None)
 
-    def page(self) -> bytes:
+    async def page(self) -> bytes:
         """Return the page in Prometheus' text format."""
-        return generate_latest(self.registry)
+        # For thousands of pools that takes a second, and leases are kept on this loop.
+        pools = await asyncio.to_thread(generate_latest, self.pools)
+        return generate_latest(self.registry) + pools
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
@@ -133,6 +168,25 @@ def error_word(error: BaseException) -> str:
     return "SchemaMismatch" if error.schema_mismatch else f"Api{error.status}"
 
 
+class CountedSource:
+    """Implements ``ballonet.telemetry.port.MetricsSource`` by another one, and counts failures."""
+
+    def __init__(self, source: MetricsSource, metrics: Metrics) -> None:
+        self._source = source
+        self._metrics = metrics
+
+    async def read(
+        self, targets: Sequence[PodTarget], connection: str | None = None
+    ) -> list[EngineSample | ScrapeFailure]:
+        """Return one outcome for each target, in their order."""
+        outcomes = await self._source.read(targets, connection)
+        kind = MetricsSourceKind.PODS if connection is None else MetricsSourceKind.PROMETHEUS
+        for outcome in outcomes:
+            if isinstance(outcome, ScrapeFailure):
+                self._metrics.source_failed(kind, outcome.reason)
+        return outcomes
+
+
 class _PoolCollector(Collector):
     """Makes the series of all pools from their last status and the last reading of engines."""
 
@@ -141,30 +195,48 @@ class _PoolCollector(Collector):
         self.samples: dict[PoolKey, Sequence[EngineSample]] = {}
 
     def collect(self) -> Iterator[Metric]:
-        labels = ["namespace", "name"]
+        # Pools come and go while the page is made.
+        statuses, readings = list(self.statuses.items()), list(self.samples.items())
+        labels = ["namespace", "pool"]
         for name, text, path in _POOL_GAUGES:
             gauge = GaugeMetricFamily(f"ballonet_pool_{name}", text, labels=labels)
-            for key, status in self.statuses.items():
+            for key, status in statuses:
                 value = _at(status, path)
-                if value is not None:
+                if isinstance(value, int):
                     gauge.add_metric(list(key), value)
             yield gauge
         for name, text, figure, fold in _LOAD_GAUGES:
             gauge = GaugeMetricFamily(f"ballonet_pool_{name}", text, labels=labels)
-            for key, samples in self.samples.items():
-                seen = (figure(sample.observation) for sample in samples)
-                figures = [one for one in seen if one is not None]
-                # What no engine reports is absent, not 0.
-                if figures:
-                    gauge.add_metric(list(key), fold(figures))
+            for key, samples in readings:
+                _add_folded(gauge, list(key), samples, figure, fold)
             yield gauge
+        blocks = GaugeMetricFamily(
+            "ballonet_pool_kv_blocks",
+            "KV blocks of all engines of a pool by state.",
+            labels=[*labels, "state"],
+        )
+        for state, figure in _BLOCK_STATES:
+            for key, samples in readings:
+                _add_folded(blocks, [*key, state], samples, figure, sum)
+        yield blocks
+        verdicts = GaugeMetricFamily(
+            "ballonet_pool_verdict",
+            "1 for the verdict of the diagnosis, 0 for the others.",
+            labels=[*labels, "verdict"],
+        )
+        for key, status in statuses:
+            present = _at(status, "diagnosis.verdict")
+            if present is not None:
+                for verdict in _VERDICTS:
+                    verdicts.add_metric([*key, verdict], int(verdict == present))
+        yield verdicts
         conditions = GaugeMetricFamily(
             "ballonet_pool_condition",
             "1 for the status that a condition has.",
             labels=[*labels, "type", "status"],
         )
         # The other two statuses would make most of a page in a cluster of many pools.
-        for key, status in self.statuses.items():
+        for key, status in statuses:
             for condition in status.get("conditions", []):
                 conditions.add_metric([*key, condition["type"], condition["status"]], 1)
         yield conditions
@@ -197,8 +269,26 @@ class _QueueCollector(Collector):
             yield counter
 
 
-def _at(status: Json, path: str) -> int | None:
+def _add_folded(
+    family: GaugeMetricFamily,
+    labels: Sequence[str],
+    samples: Sequence[EngineSample],
+    figure: Callable[[Observation], float | None],
+    fold: _Fold,
+) -> None:
+    """Add what the figures of all engine pods make together."""
+    figures = [got for sample in samples if (got := figure(sample.observation)) is not None]
+    # What no engine reports is absent, not 0.
+    if figures:
+        family.add_metric(labels, fold(figures))
+
+
+def _less(whole: int | None, part: int | None) -> int | None:
+    return None if whole is None or part is None else whole - part
+
+
+def _at(status: Json, path: str) -> Any:
     value: Any = status
     for part in path.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    return value if isinstance(value, int) else None
+    return value

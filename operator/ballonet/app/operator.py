@@ -19,7 +19,7 @@ from ballonet.api import v1alpha1
 from ballonet.app import logging as app_logging
 from ballonet.app.catalog import read_catalog
 from ballonet.app.http import Health, HttpServer
-from ballonet.app.metrics import Metrics
+from ballonet.app.metrics import CountedSource, Metrics
 from ballonet.app.settings import Settings, SettingsError, load
 from ballonet.app.watch import Watch
 from ballonet.app.workers import PASS_SECONDS, Workers
@@ -92,7 +92,7 @@ class Operator:
         )
         self._reconciler = Reconciler(
             self._cluster,
-            self._sources,
+            CountedSource(self._sources, self.metrics),
             EventRecorder(self._cluster, instance=settings.identity),
             catalog=catalog,
             installation=settings.installation,
