@@ -6,6 +6,8 @@ import asyncio
 import json
 import re
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -55,6 +57,7 @@ class FakePrometheus:
     paths: set[str] = field(default_factory=set)
     answer: Callable[[BaseHTTPRequestHandler], bool] | None = None
     url: str = ""
+    server: ThreadingHTTPServer | None = None
 
     def scrape(self, text: str, pod: str = "p-0", seconds: float = 0, **labels: str) -> None:
         """Note what a pod said, so many seconds after SCRAPED."""
@@ -120,6 +123,7 @@ def prometheus() -> Iterator[FakePrometheus]:
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
+    fake.server = server
     fake.url = f"http://127.0.0.1:{server.server_port}"
     yield fake
     server.shutdown()
@@ -425,6 +429,37 @@ async def test_a_prometheus_that_takes_its_time_is_not_waited_for(
     failure = await asking.failure()
     assert failure.reason is Reason.SOURCE_UNREACHABLE
     assert words in failure.message
+
+
+@pytest.fixture
+def identity(tmp_path: Path) -> tuple[Path, Path]:
+    """Make a certificate of 127.0.0.1 and its key."""
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
+        f"-subj /CN=prometheus -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True)
+    return certificate, key
+
+
+async def test_only_the_authorities_of_a_connection_are_trusted(
+    prometheus: FakePrometheus, asking: Asking, identity: tuple[Path, Path]
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*identity)
+    assert prometheus.server is not None
+    prometheus.server.socket = context.wrap_socket(prometheus.server.socket, server_side=True)
+    prometheus.scrape(page())
+    url = prometheus.url.replace("http:", "https:")
+    write(asking.file, url)
+    failure = await asking.failure()
+    assert failure.reason is Reason.SOURCE_UNREACHABLE
+    assert "certificate verify failed" in failure.message
+    write(asking.file, url, caFile=str(identity[0]))
+    asking.seconds = PERIOD_SECONDS
+    (seen,) = await asking.read()
+    assert isinstance(seen, EngineSample)
 
 
 async def test_a_failed_round_is_not_repeated_for_each_pod(

@@ -20,7 +20,7 @@ MAX_OBSERVATIONS: Final = 128
 class Ring:
     """Observations of one pod, oldest first, each later than the one before.
 
-    Holds at least 15 minutes and at most 20, in at most 128 observations of about 1 KiB.
+    Holds at least 15 minutes and at most 20, in at most 128 observations of about 1.5 KiB.
     """
 
     __slots__ = ("_kept",)

@@ -93,7 +93,8 @@ class Round:
         """Add the answer to the query of a series.
 
         Raises:
-            ValueError, TypeError, KeyError, AttributeError: it is no result of a query.
+            ValueError, TypeError, LookupError, AttributeError, ArithmeticError: it is no result of
+                a query.
         """
         found = list(self._series(result))
         if self._pods is None:
@@ -120,6 +121,8 @@ class Round:
             samples = [(float(at), float(value)) for at, value in raw]
             if not samples or not all(0 <= at <= _LATEST for at, _ in samples):
                 raise ValueError("a series has no sample, or one of no time")
+            if not all(isinstance(text, str) for text in labels.values()):
+                raise TypeError("a label is no text")
             yield (key[0], key[1]), labels, samples
 
 
