@@ -25,6 +25,9 @@ _GLYPHS: Final = "#=+*o%@&$x"
 _COLOURS: Final = ("34", "33", "35", "36", "32", "31", "94", "93", "95", "96")
 _FREE_GLYPH, _FREE_BLOCK, _FREE_COLOUR = ".", "░", "90"
 _BLOCK: Final = "█"
+# From nothing to all.
+_LEVELS: Final = "·▁▂▃▄▅▆▇█"
+_PLAIN_LEVELS: Final = "_.:-=+*#@"
 
 
 def printable(text: str) -> str:
@@ -133,6 +136,15 @@ class Canvas:
             return "  ".join(cells).rstrip()
 
         return [self.paint(line(rows[0]), Style.STRONG), *(line(row) for row in rows[1:])]
+
+    def levels(self, values: Sequence[int | None], top: int) -> str:
+        """Return a character for each value, the fuller the nearer to the top; None is a blank."""
+        steps = _LEVELS if self.colour else _PLAIN_LEVELS
+        most = len(steps) - 1
+        return "".join(
+            " " if value is None else steps[min(most, -(-value * most // max(1, top)))]
+            for value in values
+        )
 
     def _glyphs(self, index: int, count: int) -> str:
         """Return characters of the segment of an index; -1 is what is free."""

@@ -215,6 +215,57 @@ def gpus(
     raise typer.Exit(found.code)
 
 
+@app.command()
+def explain(
+    *,
+    pool: Annotated[str, typer.Argument(metavar="POOL", help="Name of the InferencePool.")],
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", "-n", help="Its namespace; that of the context if left out."),
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option("--context", help="Context of the kubeconfig.")
+    ] = None,
+    since: Annotated[str, typer.Option("--since", help="How far back, at most a day.")] = "1h",
+    prometheus: Annotated[
+        str | None,
+        typer.Option("--prometheus", metavar="URL", help="A Prometheus: shows what was before."),
+    ] = None,
+    connections: Annotated[
+        str | None,
+        typer.Option(
+            "--connections",
+            metavar="FILE",
+            help="The operator's Prometheus connections, of which the pool names one.",
+        ),
+    ] = None,
+    catalog: options.CatalogFiles = None,
+    output: options.Output = OutputFormat.TABLE,
+) -> None:
+    """Show what happened to a pool: events, blocks and verdicts over time. Writes nothing.
+
+    Exit code: 0 nothing is wrong, 1 something is, 2 bad input, 3 not known.
+    """
+    from ballonet.cli.explain_pool import shown  # noqa: PLC0415
+    from ballonet.cli.pool_story import NoStory, ask, duration  # noqa: PLC0415
+
+    span = _read("--since", duration, since)
+    try:
+        story = ask(
+            pool,
+            namespace=namespace,
+            context=context,
+            span=span,
+            url=prometheus,
+            connections=connections,
+            catalog=catalog_of(catalog),
+        )
+    except NoStory as error:
+        bad_input(str(error))
+    write(shown(story, output, canvas()))
+    raise typer.Exit(story.exit_code)
+
+
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     add_help_option=False,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
@@ -22,6 +22,7 @@ PAGE_OBJECTS: Final = 500
 # Far above any object or page of ours: a bound against a confused server, not a budget.
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 MAX_LOG_BYTES: Final = 1024 * 1024
+MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 # With a parameter, because the client library would write the JSON itself for the bare type.
 _APPLY: Final = "application/apply-patch+yaml; charset=utf-8"
 _JSON_PATCH: Final = "application/json-patch+json"
@@ -168,7 +169,13 @@ class KubernetesCluster:
         content = await self._request(_Call("GET", path, query, limit_bytes=MAX_LOG_BYTES + 1))
         return content.decode("utf-8", errors="replace")
 
-    # --- beyond the port: for the start-up check --------------------------------------------------
+    # --- beyond the port: for the start-up check, and for people ----------------------------------
+
+    async def pod_page(self, namespace: str, pod: str, port: int, path: str) -> str:
+        """Return a page that a pod serves, at most 4 MiB, fetched by the API server."""
+        place = f"{Kind.POD.path(namespace)}/{quote(f'{pod}:{port}', safe=':')}/proxy{path}"
+        content = await self._request(_Call("GET", place, limit_bytes=MAX_PAGE_BYTES))
+        return content.decode("utf-8", errors="replace")
 
     async def serves(self, kind: Kind) -> bool:
         """Return whether the server offers this kind in this version; needs no rights."""

@@ -74,6 +74,19 @@ def own_namespace() -> str | None:
     return path.read_text(encoding="utf-8").strip() if path.is_file() else None
 
 
+def context_namespace(context: str | None = None) -> str:
+    """Return the namespace that a person means who names none, as kubectl does."""
+    if context is None and _in_cluster():
+        return own_namespace() or "default"
+    listed: Any = config.kube_config.list_kube_config_contexts
+    try:
+        contexts, current = listed()
+    except (config.ConfigException, OSError):
+        return "default"
+    named = next((c for c in contexts if c["name"] == context), current)
+    return named.get("context", {}).get("namespace") or "default"
+
+
 def _in_cluster() -> bool:
     return "KUBERNETES_SERVICE_HOST" in os.environ and (_ACCOUNT / "token").is_file()
 

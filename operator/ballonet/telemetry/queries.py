@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from typing import Any, Final
 
@@ -16,7 +18,9 @@ from urllib3.exceptions import HTTPError
 from urllib3.util import Retry
 
 from ballonet.api.quoting import quoted
+from ballonet.diagnosis.observation import Observation
 from ballonet.telemetry.connections import PrometheusConnection
+from ballonet.telemetry.history import History, history_queries
 from ballonet.telemetry.rounds import Limits, Readings, Round, SourceError, queries
 
 _CHUNK_BYTES: Final = 64 * 1024
@@ -30,6 +34,32 @@ def ask(connection: PrometheusConnection, limits: Limits) -> Readings:
         SourceError: Prometheus does not answer in time, refuses, or answers what it cannot.
     """
     found = Round(connection)
+    for name, result in _answers(connection, limits, queries(connection)):
+        with _readable():
+            found.take(name, result)
+    return found.readings()
+
+
+def ask_history(
+    connection: PrometheusConnection, limits: Limits, *, namespace: str, pool: str, seconds: int
+) -> dict[str, list[Observation]]:
+    """Return what was scraped of a pool's pods in the last so many seconds, oldest first.
+
+    Raises:
+        InvalidConnectionsError, SourceError: as for ``ask``.
+    """
+    found = History(connection)
+    wanted = history_queries(connection, namespace=namespace, pool=pool, seconds=seconds)
+    for name, result in _answers(connection, limits, wanted):
+        with _readable():
+            found.take(name, result)
+    return found.observations()
+
+
+def _answers(
+    connection: PrometheusConnection, limits: Limits, wanted: Iterable[tuple[str, str]]
+) -> Iterator[tuple[str, Any]]:
+    """Yield each name with the answer to its query."""
     with _Session(limits) as session:
         session.verify = connection.ca_file or True
         client = PrometheusConnect(
@@ -40,15 +70,25 @@ def ask(connection: PrometheusConnection, limits: Limits) -> Readings:
             retry=Retry(0, read=False),
             timeout=limits.query_seconds,
         )
-        for name, query in queries(connection):
-            try:
-                found.take(name, client.custom_query(query))
-            # First: an answer that is no JSON is an OSError of the client too.
-            except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-                raise SourceError("what answers there is no Prometheus") from None
-            except (OSError, HTTPError) as error:
-                raise SourceError(_cause(error, limits)) from None
-    return found.readings()
+        for name, query in wanted:
+            with _readable():
+                try:
+                    answer = client.custom_query(query)
+                # What is no JSON is an OSError of the client too, and no cause of its own.
+                except ValueError:
+                    raise
+                except (OSError, HTTPError) as error:
+                    raise SourceError(_cause(error, limits)) from None
+            yield name, answer
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Say of an answer that is none of a Prometheus that it is none."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+        raise SourceError("what answers there is no Prometheus") from None
 
 
 class _Session(requests.Session):

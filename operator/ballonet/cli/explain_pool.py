@@ -1,0 +1,175 @@
+"""The story of a pool on paper: blocks, requests, verdicts and events over one time axis."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from ballonet.api.conditions import Reason
+from ballonet.cli.canvas import Canvas, Style, printable
+from ballonet.cli.formats import OutputFormat, as_json, as_yaml
+from ballonet.cli.pool_story import History, Story
+from ballonet.cluster.port import Json
+from ballonet.diagnosis.observation import Observation
+
+_MOST_CELLS: Final = 72
+_NAMES: Final = 11
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
+_FIGURES: Final = ("blocks", "running", "waiting", "preempted")
+
+
+def document(story: Story) -> Json:
+    """Return the story for programs."""
+    return {
+        "pool": f"{story.pool['metadata']['namespace']}/{story.pool['metadata']['name']}",
+        "since": _stamp(story.since),
+        "until": _stamp(story.until),
+        "diagnosis": story.diagnosis,
+        "timeline": [{"time": _stamp(e.at), "what": e.what, "text": e.text} for e in story.entries],
+        "samples": [
+            {"time": _stamp(o.at), "pod": pod, **_figures(o)}
+            for pod, seen in story.history.items()
+            for o in seen
+        ],
+        "notes": list(story.notes),
+    }
+
+
+def shown(story: Story, output: OutputFormat, canvas: Canvas) -> str:
+    """Return the story in the format that was asked for."""
+    match output:
+        case OutputFormat.JSON:
+            return as_json(document(story))
+        case OutputFormat.YAML:
+            return as_yaml(document(story))
+    parts = [_head(story, canvas), _chart(story, canvas), _timeline(story, canvas)]
+    parts.append([f"note: {printable(note)}" for note in story.notes])
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _head(story: Story, canvas: Canvas) -> list[str]:
+    metadata, said = story.pool["metadata"], story.diagnosis
+    verdict = said.get("verdict", str(Reason.NO_VERDICT))
+    style = {0: Style.GOOD, 1: Style.BAD}.get(story.exit_code, Style.UNSURE)
+    since = f" since {said['since']}" if "since" in said else ""
+    lines = [f"{metadata['namespace']}/{metadata['name']}: {canvas.paint(verdict, style)}{since}"]
+    for evidence in said.get("evidence", ()):
+        lines += _wrapped(f"{evidence.get('name')}: {evidence.get('message')}", canvas, "  ")
+    lever = said.get("lever")
+    if lever:
+        lines += _wrapped(f"{lever['name']}: {lever['description']}", canvas, "  ")
+    if lever and "patch" in lever:
+        lines.append(
+            f"  kubectl -n {metadata['namespace']} patch kvpool {metadata['name']} --type merge "
+            f"-p '{lever['patch']}'"
+        )
+    return lines
+
+
+def _chart(story: Story, canvas: Canvas) -> list[str]:
+    """Return blocks, requests, verdicts and events over the time, a character for each part."""
+    if not any(story.history.values()):
+        return []
+    if all(len(seen) < 2 for seen in story.history.values()):
+        return [
+            f"{printable(pod)}: "
+            + ", ".join(f"{name} {value:,}" for name, value in _figures(seen[-1]).items())
+            for pod, seen in story.history.items()
+        ]
+    cells = max(10, min(_MOST_CELLS, canvas.columns - _NAMES - 24))
+    span = (story.until - story.since) / cells
+
+    def cell(at: datetime) -> int:
+        return min(cells - 1, max(0, int((at - story.since) / span)))
+
+    lines = []
+    for name in _FIGURES:
+        values = _peaks(story.history, name, cells, cell)
+        most = max((value for value in values if value is not None), default=0)
+        top = max(_capacity(story.history) if name == "blocks" else most, 1)
+        note = f"up to {most:,}" + (f" of {top:,}" if name == "blocks" else "")
+        lines.append(f"{name:<{_NAMES}}{canvas.levels(values, top)}  {note}")
+    lines += _verdict_row(story, cells, cell)
+    marks = {cell(entry.at) for entry in story.entries if not entry.what.startswith("verdict")}
+    row = "".join("|" if n in marks else " " for n in range(cells))
+    lines.append(f"{'events':<{_NAMES}}{row}".rstrip())
+    begin, end = (f"{at:%H:%M:%S}" for at in (story.since, story.until))
+    lines.append(f"{'UTC':<{_NAMES}}{begin}{end:>{cells - len(begin)}}")
+    return lines
+
+
+def _verdict_row(story: Story, cells: int, cell: Callable[[datetime], int]) -> list[str]:
+    if not story.verdicts:
+        return []
+    words = list(dict.fromkeys(word for _, word in story.verdicts))
+    letters = {word: _LETTERS[n % len(_LETTERS)] for n, word in enumerate(words)}
+    row = ["."] * cells
+    for at, word in story.verdicts:
+        start = cell(at)
+        row[start:] = [letters[word]] * (cells - start)
+    legend = "  ".join(f"{letter} {word}" for word, letter in letters.items())
+    return [f"{'verdict':<{_NAMES}}{''.join(row)}  {legend}"]
+
+
+def _timeline(story: Story, canvas: Canvas) -> list[str]:
+    lines = []
+    for entry in story.entries:
+        lines += _wrapped(f"{entry.at:%H:%M:%S}  {entry.what}: {entry.text}", canvas, "", "    ")
+    return lines
+
+
+def _wrapped(text: str, canvas: Canvas, indent: str, further: str = "    ") -> list[str]:
+    return textwrap.wrap(
+        printable(text),
+        max(40, canvas.columns),
+        initial_indent=indent,
+        subsequent_indent=further,
+        break_long_words=False,
+    )
+
+
+def _figures(sample: Observation) -> dict[str, int]:
+    """Return what is drawn of a sample, as far as it is there."""
+    values = zip(
+        _FIGURES,
+        (sample.used_blocks, sample.running, sample.waiting, sample.preemptions),
+        strict=True,
+    )
+    return {name: value for name, value in values if value is not None}
+
+
+def _capacity(history: History) -> int:
+    return sum(seen[-1].usable_blocks or 0 for seen in history.values() if seen)
+
+
+def _peaks(
+    history: History, name: str, cells: int, cell: Callable[[datetime], int]
+) -> list[int | None]:
+    """Return the most of a figure in each part of the time, over all pods.
+
+    Of what is counted since the start, what was added in it.
+    """
+    total: list[int | None] = [None] * cells
+    for seen in history.values():
+        of_pod: dict[int, int] = {}
+        before: int | None = None
+        for sample in seen:
+            value = _figures(sample).get(name)
+            if value is None:
+                continue
+            place = cell(sample.at)
+            if name == "preempted":
+                added = 0 if before is None else max(0, value - before)
+                before = value
+                of_pod[place] = of_pod.get(place, 0) + added
+            else:
+                of_pod[place] = max(of_pod.get(place, 0), value)
+        for place, value in of_pod.items():
+            total[place] = (total[place] or 0) + value
+    return total
+
+
+def _stamp(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
