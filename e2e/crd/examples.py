@@ -376,7 +376,7 @@ RULES: Final[dict[str, tuple[str, list[Json], list[Json]]]] = {
             for tensor, context in ((1, 2), (8, 3), (8, 16))
         ],
     ),
-    "all topologies together must not need more than 1000000 sequences at once": (
+    "all topologies together must not need more than 1,000,000 sequences at once": (
         _TOPOLOGIES,
         [_pool(topologies=_run({"name": "worker", "count": 1000}, runs=1000))],
         [_pool(topologies=_run({"name": "planner"}, {"name": "worker", "count": 1000}, runs=1000))],

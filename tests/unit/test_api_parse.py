@@ -87,7 +87,7 @@ def test_each_role_above_the_ceiling_is_named():
         "spec.topologies[1].roles[0].maxTokens",
         "spec.topologies[1].roles[2].maxTokens",
     ]
-    assert "4096 is above spec.sequence.maxTokens 1024" in found[0]
+    assert "4,096 is above spec.sequence.maxTokens 1,024" in found[0]
 
 
 def test_a_prefix_that_is_not_declared_is_named_with_those_that_are():
@@ -107,7 +107,7 @@ def test_prefixes_longer_than_role_or_pool_are_named():
         topologies=[topology(role("planner", sharedPrefix="p", maxTokens=512))],
     )
     assert any(line.startswith("spec.topologies[0].roles[0].sharedPrefix: p") for line in found)
-    assert any(line.startswith("spec.sharedPrefixes[0].tokens: 2048") for line in found)
+    assert any(line.startswith("spec.sharedPrefixes[0].tokens: 2,048") for line in found)
 
 
 @pytest.mark.parametrize("count", [0, -1, 10_001, "5", 1.5, True, None])
@@ -138,7 +138,7 @@ def test_fields_that_are_missing_or_of_another_type():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"replicas": 1001}, "spec.replicas: 1001 is above 1000: give at most 1000"),
+        ({"replicas": 1001}, "spec.replicas: 1,001 is above 1,000: give at most 1000"),
         (
             {"replicas": True},
             "spec.replicas: true is not a whole number: write its digits, without unit, point and "
@@ -170,7 +170,7 @@ def test_fields_that_are_missing_or_of_another_type():
         ),
         (
             {"topologies": [topology(role("a", count=10_000), runs=101)]},
-            "spec.topologies: 1010000 sequences at once are needed together, more than 1000000: "
+            "spec.topologies: 1,010,000 sequences at once are needed together, more than 1,000,000: "
             "lower concurrentRuns or counts",
         ),
     ],

@@ -112,6 +112,7 @@ def test_a_page_of_markdown() -> None:
         (("--context", "32kb"), "--context: '32kb' is no number of tokens"),
         (("--context", "0"), "--context: '0' is no number of tokens"),
         (("--worker-context", "16k"), "--worker-context: there are no workers"),
+        (("--runs", "4"), "--runs: there are no agents to run"),
         (("--engine", "ollama@1"), "--engine: 'ollama@1' is no engine"),
         (("--config", "-"), "--config -: standard input is not taken"),
         (("--config", "/no/such"), "/no/such: No such file"),
@@ -133,7 +134,7 @@ def test_what_cannot_be_read_is_named_by_its_option(arguments: tuple[str, ...], 
         ((*MODEL, "--gpu", "CPU"), "--kv-memory: accelerator.type CPU needs"),
         (
             (*MODEL, "--gpu", "H100-80GB", "--agents", "1+5", "--worker-context", "64k"),
-            "--worker-context: 65536 is above --context 32768",
+            "--worker-context: 65,536 is above --context 32,768",
         ),
     ],
 )

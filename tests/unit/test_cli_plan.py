@@ -312,7 +312,7 @@ def test_an_unusable_config_is_named(tmp_path: Path, content: str, words: str) -
     [
         (
             {"topologies": [{"name": "t", "roles": [{"name": "w", "maxTokens": 2048}]}]},
-            "spec.topologies[0].roles[0].maxTokens: 2048 is above spec.sequence.maxTokens 1024",
+            "spec.topologies[0].roles[0].maxTokens: 2,048 is above spec.sequence.maxTokens 1,024",
         ),
         (
             {"topologies": [{"name": "t", "roles": [{"name": "w", "count": 0}]}]},

@@ -104,9 +104,9 @@ def _bound(details: ErrorDetails) -> str:
         return details["msg"]
     value = _shown(details["loc"], details["input"])
     if kind == "greater_than_equal":
-        return f"{value} is below {context['ge']}: give at least {context['ge']}"
+        return f"{value} is below {context['ge']:,}: give at least {context['ge']}"
     if kind == "less_than_equal":
-        return f"{value} is above {context['le']}: give at most {context['le']}"
+        return f"{value} is above {context['le']:,}: give at most {context['le']}"
     return f"{value} {_wanted(details)}"
 
 

@@ -14,6 +14,8 @@ def quoted(value: object) -> str:
         return json.dumps(value)
     if isinstance(value, str):
         return repr(_cut(value))
+    if isinstance(value, int):
+        return _cut(f"{value:,}")
     return _cut(repr(value))
 
 

@@ -789,8 +789,8 @@ def _roles_above_ceiling(spec: InferencePoolSpec) -> Iterator[Problem]:
     ceiling = spec.sequence.max_tokens
     for path, role in _roles(spec):
         if role.max_tokens is not None and role.max_tokens > ceiling:
-            text = f"is above spec.sequence.maxTokens {ceiling}: lower it or raise that"
-            yield f"{path}.maxTokens", f"{role.max_tokens} {text}"
+            text = f"is above spec.sequence.maxTokens {ceiling:,}: lower it or raise that"
+            yield f"{path}.maxTokens", f"{role.max_tokens:,} {text}"
 
 
 def _unknown_prefixes(spec: InferencePoolSpec) -> Iterator[Problem]:
@@ -807,7 +807,7 @@ def _prefixes_above_roles(spec: InferencePoolSpec) -> Iterator[Problem]:
     for path, role in _roles(spec):
         tokens = prefixes.get(role.shared_prefix or "", 0)
         if role.max_tokens is not None and tokens > role.max_tokens:
-            text = f"has {tokens} tokens, more than the role's maxTokens {role.max_tokens}"
+            text = f"has {tokens:,} tokens, more than the role's maxTokens {role.max_tokens:,}"
             yield f"{path}.sharedPrefix", f"{role.shared_prefix} {text}: shorten it or raise that"
 
 
@@ -816,7 +816,7 @@ def _too_many_sequences(spec: InferencePoolSpec) -> Iterator[Problem]:
     if needed > MAX_SEQUENCES:
         yield (
             ".topologies",
-            f"{needed} sequences at once are needed together, more than {MAX_SEQUENCES}: lower "
+            f"{needed:,} sequences at once are needed together, more than {MAX_SEQUENCES:,}: lower "
             "concurrentRuns or counts",
         )
 
@@ -825,8 +825,8 @@ def _prefixes_above_ceiling(spec: InferencePoolSpec) -> Iterator[Problem]:
     ceiling = spec.sequence.max_tokens
     for index, prefix in enumerate(spec.shared_prefixes):
         if prefix.tokens > ceiling:
-            text = f"is above spec.sequence.maxTokens {ceiling}: shorten it or raise that"
-            yield f".sharedPrefixes[{index}].tokens", f"{prefix.tokens} {text}"
+            text = f"is above spec.sequence.maxTokens {ceiling:,}: shorten it or raise that"
+            yield f".sharedPrefixes[{index}].tokens", f"{prefix.tokens:,} {text}"
 
 
 def _cpu_without_memory(spec: InferencePoolSpec) -> Iterator[Problem]:
@@ -871,7 +871,7 @@ class InferencePoolSpec(Model):
         Rule(
             f"!has(self.topologies) || self.topologies.map(t, t.concurrentRuns * "
             f"t.roles.map(r, r.count).sum()).sum() <= {MAX_SEQUENCES}",
-            f"all topologies together must not need more than {MAX_SEQUENCES} sequences at once",
+            f"all topologies together must not need more than {MAX_SEQUENCES:,} sequences at once",
             _too_many_sequences,
             field=".topologies",
         ),

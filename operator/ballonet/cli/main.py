@@ -328,6 +328,8 @@ def _question(
     from ballonet.cli import question  # noqa: PLC0415 - pydantic is slow
 
     counts = () if agents is None else _read("--agents", question.agents, agents)
+    if given["runs"] > 1 and not counts:
+        bad_input("--runs: there are no agents to run: give --agents, as 1+5")
     if worker_context is not None and len(counts) < 2:
         bad_input("--worker-context: there are no workers: give --agents planner+workers, as 1+5")
     asked = question.Question(
