@@ -9,6 +9,7 @@ from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.geometry import parse_config
 from ballonet.kv.ranks import tensor_sizes
 from ballonet.kv.settings import EngineRefuses
+from ballonet.kv.units import Interval
 from tests.layouts import layout
 
 BASE: dict[str, Any] = {
@@ -29,7 +30,7 @@ def test_a_plain_config_is_read() -> None:
     assert (geometry.head_dim, geometry.hidden, geometry.vocab) == (128, 4096, 128256)
     assert geometry.max_position_tokens == 131072
     assert geometry.parameters == 8_030_261_248  # Llama-3.1-8B as published
-    assert geometry.weights_bytes == 2 * 8_030_261_248
+    assert geometry.stored_weights == Interval.point(2 * 8_030_261_248)
 
 
 def test_an_explicit_head_size_goes_before_hidden_size_by_heads() -> None:
@@ -47,7 +48,7 @@ def test_the_text_part_of_a_model_with_an_encoder_is_read_and_the_encoder_named(
     geometry = parse_config(nested)
     assert geometry.layers == 32
     assert geometry.encoder == "text_config"
-    assert geometry.weights_bytes is None
+    assert geometry.stored_weights is None  # It does not say how large the encoder is.
 
 
 @pytest.mark.parametrize(
@@ -129,8 +130,8 @@ def test_markers_that_are_switched_off_do_not_count(changes: dict[str, Any]) -> 
 
 
 def test_weights_of_a_quantized_or_unfamiliar_model_are_not_guessed() -> None:
-    assert parse_config(config(quantization_config={"quant_method": "awq"})).weights_bytes is None
-    assert parse_config(config(model_type="bloom")).weights_bytes is None
+    assert parse_config(config(quantization_config={"quant_method": "awq"})).stored_weights is None
+    assert parse_config(config(model_type="bloom")).stored_weights is None
 
 
 @pytest.mark.parametrize("scaling", ["rope_scaling", "rope_parameters"])

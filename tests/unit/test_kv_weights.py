@@ -130,6 +130,27 @@ def test_what_is_not_known_has_no_weights_but_a_layout(changes: dict[str, Any]) 
     assert geometry.layers == 32
 
 
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        {"hidden_size": 1152, "num_hidden_layers": 27, "intermediate_size": 4304},
+        {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304},
+        {"vt_hidden_size": 1152, "vt_num_hidden_layers": 27, "vt_intermediate_size": 4304},
+    ],
+)
+def test_weights_of_an_encoder_may_come_on_top(encoder: dict[str, Any]) -> None:
+    text, both = llama().stored_weights, llama(vision_config=encoder).stored_weights
+    assert text is not None and both is not None
+    assert both.low == text.low
+    layers = 27 * 2 * (4 * 1152**2 + 3 * 1152 * 4304)
+    assert both.high - text.high == 2 * layers
+
+
+@pytest.mark.parametrize("encoder", [{"model_type": "of_tomorrow"}, {"depth": "27"}, "a name"])
+def test_weights_beside_an_encoder_of_unknown_size_are_not_known(encoder: object) -> None:
+    assert llama(vision_config=encoder).stored_weights is None
+
+
 def test_ranks_share_what_can_be_divided() -> None:
     whole = Interval.point(16 * GIB)
     one = rank_weights(llama(), whole, tensor=1, pipeline=1)

@@ -18,7 +18,13 @@ from ballonet.kv.families import draft_layers_of, layers_of
 from ballonet.kv.families.attention import query_heads
 from ballonet.kv.families.defaults import nested_defaults, text_model_type
 from ballonet.kv.layers import Attention, Layer, State
-from ballonet.kv.parameters import Parameters, count_parameters, scheme_of, stored_bytes
+from ballonet.kv.parameters import (
+    Parameters,
+    count_parameters,
+    encoder_bytes,
+    scheme_of,
+    stored_bytes,
+)
 from ballonet.kv.units import Interval
 
 # The engine casts 32-bit checkpoints to 16 bits unless it is told not to.
@@ -67,7 +73,8 @@ class ModelGeometry:
             depends on the version or is not given.
         parameters: number of parameters worked out from the shape, without an encoder's; None for
             families whose shape is not known.
-        stored_weights: bytes that they take as stored; None where that is not known.
+        stored_weights: bytes of all weights as stored, an encoder's among them; None where that is
+            not known.
         quantization: method that the checkpoint declares for its weights.
         declared_kv_cache: KV cache format that the checkpoint declares.
         encoder: what shows that the model has an encoder for images or sound; its cache is that of
@@ -99,13 +106,6 @@ class ModelGeometry:
     def layers(self) -> int:
         """Decoder layers, those that keep nothing among them."""
         return len(self.caches)
-
-    @property
-    def weights_bytes(self) -> int | None:
-        """Bytes of all weights at 16 bits; None where the shape or the format is not known."""
-        if self.parameters is None or self.quantization is not None or self.encoder is not None:
-            return None
-        return 2 * self.parameters
 
     @property
     def element(self) -> str:
@@ -157,7 +157,9 @@ def parse_config(text: str) -> ModelGeometry:
         draft=draft_layers_of(config, model_type),
         max_position_tokens=_longest(config),
         parameters=None if counted is None else counted.total,
-        stored_weights=None if counted is None else _stored_weights(counted, quantization),
+        stored_weights=None
+        if counted is None
+        else _stored_weights(counted, quantization, outer, has_encoder=encoder is not None),
         quantization=None if quantization is None else _method(quantization),
         declared_kv_cache=None if quantization is None else _declared_kv_cache(quantization),
         encoder=encoder,
@@ -272,15 +274,27 @@ def _counted(
         return None
 
 
-def _stored_weights(counted: Parameters, quantization: Config | None) -> Interval | None:
+def _stored_weights(
+    counted: Parameters, quantization: Config | None, outer: Config, *, has_encoder: bool
+) -> Interval | None:
     """Return the bytes of the weights, or None where it is not known how they are stored."""
-    if quantization is None:
-        return stored_bytes(counted, None)
     try:
-        scheme = scheme_of(quantization)
+        scheme = None if quantization is None else scheme_of(quantization)
+        encoders = _encoders(outer) if has_encoder else Interval.point(0)
     except InvalidModelConfig:
         return None
-    return None if scheme is None else stored_bytes(counted, scheme)
+    if encoders is None or (quantization is not None and scheme is None):
+        return None
+    return stored_bytes(counted, scheme) + encoders
+
+
+def _encoders(outer: Config) -> Interval | None:
+    """Return the bytes of all encoders, or None where one is not described."""
+    parts = [part for key in _ENCODERS if (part := outer.part(key)) is not None]
+    sizes = [size for part in parts if (size := encoder_bytes(part)) is not None]
+    if not parts or len(sizes) < len(parts):
+        return None
+    return sum(sizes, start=Interval.point(0))
 
 
 def _method(quantization: Config) -> str:

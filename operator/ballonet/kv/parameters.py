@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from ballonet.kv.config import Config, InvalidModelConfig
+from ballonet.kv.config import MAX_LAYERS, Config, InvalidModelConfig
 from ballonet.kv.layers import Attention, KeyIndex, Latent, Layer, Mechanism, State
 from ballonet.kv.units import Interval, round_up
 
@@ -69,6 +69,12 @@ _DENSE_WIDTH: Final = (
 _COUNTED_FROM_ONE: Final = ("decoder_sparse_step", "interleave_moe_layer_step")
 # The layers of these families are one block each: attention, state, MLP or experts.
 _SINGLE_BLOCKS: Final = frozenset(("nemotron_h",))
+_ENCODER_WIDTH: Final = ("embed_dim", "vt_hidden_size", "hidden_size", "d_model", "width")
+_ENCODER_LAYERS: Final = (
+    *("depth", "vt_num_hidden_layers", "num_hidden_layers", "encoder_layers", "num_layers"),
+    "layers",
+)
+_ENCODER_INNER: Final = ("vt_intermediate_size", "intermediate_size", "encoder_ffn_dim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,3 +363,22 @@ def stored_bytes(parameters: Parameters, scheme: Scheme | None) -> Interval:
         return whole + kept + math.ceil(scheme.bytes * quantized)
 
     return Interval(stored(least), stored(most) * (100 + _REPACKED_PERCENT) // 100)
+
+
+def encoder_bytes(encoder: Config) -> Interval | None:
+    """Return the weights of an encoder for images or sound, or None where its widths are not given.
+
+    Engines may be told not to load it. What lies beside its layers (embeddings of positions, the
+    projection into the language model) is in no rule: logged starts have up to twice the layers.
+
+    Raises:
+        InvalidModelConfig: a width cannot be used.
+    """
+    hidden = encoder.optional(*_ENCODER_WIDTH)
+    layers = encoder.optional(*_ENCODER_LAYERS, most=MAX_LAYERS)
+    if hidden is None or layers is None:
+        return None
+    inner = encoder.optional(*_ENCODER_INNER)
+    if inner is None:
+        inner = hidden * (encoder.optional("mlp_ratio", most=64) or 4)
+    return Interval(0, 2 * 2 * layers * (4 * hidden * hidden + 3 * hidden * inner))

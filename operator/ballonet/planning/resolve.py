@@ -398,7 +398,7 @@ def weights_of(
         return None  # what quantizing at loading makes of the weights is not known
     if entry is not None and entry.weights_bytes is not None:
         return Weights(Interval.point(entry.weights_bytes), f"catalog: {entry.weights_source}")
-    if geometry is None or geometry.stored_weights is None or geometry.encoder is not None:
+    if geometry is None or geometry.stored_weights is None:
         return None
     stored = geometry.quantization or "16 bits a parameter"
     return Weights(geometry.stored_weights, f"computed from the shape, {stored}")
