@@ -51,6 +51,14 @@ def test_rights_are_named_one_by_one_and_never_touch_secrets(profile: str) -> No
             assert "secrets" not in rule["resources"]
 
 
+def test_nodes_may_only_be_read_and_only_by_choice() -> None:
+    (rule,) = of_kind("rbac-nodes.yaml", "ClusterRole")["rules"]
+    assert rule == {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}
+    for name in ("rbac-cluster.yaml", "rbac-namespaced.yaml", "operator.yaml"):
+        for doc in documents(name):
+            assert not any("nodes" in rule["resources"] for rule in doc.get("rules", []))
+
+
 def test_the_lease_that_may_be_written_is_the_one_that_is_used() -> None:
     container = _container()
     given = {entry["name"]: entry.get("value", "x") for entry in container["env"]}

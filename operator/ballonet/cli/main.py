@@ -20,6 +20,8 @@ from ballonet.cli import options
 from ballonet.cli.catalog import app as catalog_app
 from ballonet.cli.catalog import catalog_of
 from ballonet.cli.formats import OutputFormat
+from ballonet.cli.receipts import app as receipts_app
+from ballonet.cli.receipts import receipts_of
 from ballonet.cli.streams import bad_input, canvas, files_of, read_text, write
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(catalog_app, name="catalog")
+app.add_typer(receipts_app, name="receipts")
 
 _ONLY_POOLS: Final = "give only the pools and the ConfigMaps that they name"
 _ONLY_A_CONFIG: Final = "give the config.json of one model, which has a few thousand characters"
@@ -64,6 +67,14 @@ def plan(
         ),
     ] = None,
     catalog: options.CatalogFiles = None,
+    receipts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--receipts",
+            metavar="FILE",
+            help="What engines measured, as ballonet receipts export prints it.",
+        ),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show each step: formula, numbers, source.")
     ] = False,
@@ -94,7 +105,11 @@ def plan(
     if compare and len(pools) != 2:
         bad_input(f"--compare: two pools are compared, and the input holds {len(pools)}")
     known = catalog_of(catalog)
-    outcomes = [plan_document(pool, config_maps, config_text, catalog=known) for pool in pools]
+    measured = receipts_of(receipts or ())
+    outcomes = [
+        plan_document(pool, config_maps, config_text, catalog=known, receipts=measured)
+        for pool in pools
+    ]
     if compare:
         write(compared(outcomes[0], outcomes[1], output, canvas()))
     else:

@@ -59,6 +59,11 @@ CatalogFiles = Annotated[
         "--catalog", metavar="FILE", help="Own devices and models, over those of the catalog."
     ),
 ]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the cluster.")]
+KubeContext = Annotated[
+    str | None,
+    typer.Option("--kube-context", help="Context of the kubeconfig; the current one if left out."),
+]
 Config = Annotated[
     str | None,
     typer.Option("--config", metavar="FILE", help="The model's config.json, before the catalog."),

@@ -15,6 +15,7 @@ from ballonet.catalog import Catalog, suggest
 from ballonet.cli.pools import ConfigMaps, PoolDocument
 from ballonet.planning.plan import Plan, plan_pool
 from ballonet.planning.pod import template_shape_problem
+from ballonet.planning.receipts import NO_RECEIPTS, Receipts
 from ballonet.planning.sglang import plan_sglang
 
 
@@ -96,6 +97,7 @@ def plan_document(
     catalog: Catalog,
     with_remedies: bool = True,
     on_sglang: bool = False,
+    receipts: Receipts = NO_RECEIPTS,
 ) -> Outcome:
     """Plan one pool; what is wrong with it is part of the outcome.
 
@@ -106,6 +108,7 @@ def plan_document(
         catalog: devices and models that can be named.
         with_remedies: whether to look for changes that would make it fit.
         on_sglang: whether to plan it as if SGLang ran it, without remedies.
+        receipts: what engines measured at their starts.
     """
     unknown = [
         f"{field.path}: no such field{_did_you_mean(field)}"
@@ -121,7 +124,14 @@ def plan_document(
     if on_sglang:
         plan = plan_sglang(document.name, spec, catalog)
     else:
-        plan = plan_pool(document.name, spec, text, catalog=catalog, with_remedies=with_remedies)
+        plan = plan_pool(
+            document.name,
+            spec,
+            text,
+            catalog=catalog,
+            with_remedies=with_remedies,
+            receipts=receipts,
+        )
     return Outcome(document, _problems(plan), plan)
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ballonet.api.status import Source
 from ballonet.cli.canvas import Bar, Canvas, Segment
 from ballonet.kv.units import Interval, counted, format_bytes
 from ballonet.planning.budget import NULL_BLOCKS, usable_blocks
 from ballonet.planning.explain import amount, need_parts
 from ballonet.planning.plan import Plan
+
+# What is said of the KV cache beside what is predicted of the device.
+_KV_CACHE: Final = {
+    Source.GIVEN: "KV cache given",
+    Source.PREDICTED: "all predicted",
+    Source.RECEIPT: "KV cache from receipts",
+}
 
 
 def pictures(plan: Plan, canvas: Canvas) -> list[str]:
@@ -17,7 +26,7 @@ def pictures(plan: Plan, canvas: Canvas) -> list[str]:
         return lines
     how = plan.source.value.lower()
     if plan.device is not None and plan.device_memory is not None and plan.memory is not None:
-        what = "all predicted" if plan.source is Source.PREDICTED else "KV cache given"
+        what = _KV_CACHE[plan.source]
         lines += [
             f"memory of a rank on {plan.device.name} ({what}; the bar shows what is usual)",
             *canvas.bars(memory_bars(plan)),
@@ -41,7 +50,7 @@ def memory_bars(plan: Plan) -> list[Bar]:
         for part in parts
         if part.bytes.high > 0
     ]
-    left = plan.memory if plan.source is Source.GIVEN else plan.device_memory
+    left = plan.device_memory if plan.source is Source.PREDICTED else plan.memory
     if left.kv_cache_bytes is not None and left.mid is not None and left.kv_cache_bytes.high > 0:
         taken.append(_memory_segment("KV cache", left.kv_cache_bytes, left.mid))
     device = plan.device.memory_bytes

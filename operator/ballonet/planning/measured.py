@@ -27,6 +27,8 @@ from ballonet.planning.topology import (
 # The label of max_concurrency is a decimal number: what it is short of a whole block is rounding.
 _ROUNDING = Fraction(1, 100)
 _MOST_PER_MILLE = 1_000_000
+# What status takes. No device comes near it: an engine that reports more does not tell the truth.
+_MOST_BYTES = 2**53
 # From here the block that is reported spans the ranks of decode context parallelism.
 _BLOCK_SPANS_RANKS = (0, 31, 0)
 
@@ -107,7 +109,8 @@ def kv_cache_bytes(plan: Plan, report: EngineReport) -> int | None:
     """
     if report.kv_cache_bytes is not None or plan.layout is None:
         return report.kv_cache_bytes
-    return int(_reported_blocks(plan, report) * plan.layout.bytes_per_block)
+    size = int(_reported_blocks(plan, report) * plan.layout.bytes_per_block)
+    return size if size <= _MOST_BYTES else None
 
 
 def _held(spec: InferencePoolSpec, layout: CacheLayout | None, report: EngineReport) -> Fraction:

@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from ballonet.api.status import Int32, Int64
-from ballonet.api.v1alpha1 import Model, text
+from ballonet.api.status import Int32
+from ballonet.api.v1alpha1 import Model, integer, text
 from ballonet.engines.vllm_written import Limits
 from ballonet.kv.memory import MemoryPart, MemoryPlan
 from ballonet.kv.units import GIB, Interval, ceil_div, counted, format_bytes
 
-# The two ends of what one boot says of the next: GPUs of one kind and one image were seen to differ
-# by 0.1 % to 1.3 % of their KV memory, small ones by up to 0.3 GiB.
+# How far the next boot may lie beside a measured one. Two boots of one configuration in public logs
+# differ by 0.02 % to 0.24 %, and once by 0.15 GiB (docs/receipts.md); a convention, not a bound.
 MARGIN_BYTES: Final = 3 * GIB // 10
 MARGIN_PERCENT: Final = 1
+# Where they stand in the ConfigMap of a namespace.
+KEY: Final = "receipts.jsonl"
 # All receipts of a namespace; an object of the API server takes 1 MiB.
 MAX_BYTES: Final = 256 * 1024
 # Boots of a receipt that are known one by one, so that none is counted twice.
@@ -35,6 +37,7 @@ MAX_LOOKED_AT: Final = 16
 
 Hash = Annotated[str, text(16, r"^[0-9a-f]{16}$")]
 Time = Annotated[str, text(20, r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+Positive = Annotated[int, integer(1, 2**53, bits=64)]
 Words = Annotated[str, text(253, r"^[\x20-\x7e]*$", low=0)]
 
 
@@ -105,14 +108,14 @@ class Receipt(Model):
     accelerator: Words
     image: Words
     device: Words
-    max_model_tokens: Int64
-    max_num_seqs: Int32
-    max_batched_tokens: Int32
-    kv_cache_low_bytes: Int64
-    kv_cache_high_bytes: Int64
-    low_blocks: Int64
-    high_blocks: Int64
-    boots: Int32
+    max_model_tokens: Positive
+    max_num_seqs: Positive
+    max_batched_tokens: Positive
+    kv_cache_low_bytes: Positive
+    kv_cache_high_bytes: Positive
+    low_blocks: Positive
+    high_blocks: Positive
+    boots: Positive
     starts: list[StartTimes] = Field(default_factory=list, max_length=len(CompileCache))
     last_boot: Time
     marks: list[Annotated[str, text(64)]] = Field(default_factory=list, max_length=MAX_MARKS)
@@ -266,6 +269,13 @@ class Receipts:
 
 
 NO_RECEIPTS: Final = Receipts()
+
+
+def receipts_in(config_map: Mapping[str, Any]) -> Receipts:
+    """Return the receipts in a ConfigMap; none where it holds none."""
+    data = config_map.get("data")
+    lines = data.get(KEY) if isinstance(data, Mapping) else None
+    return Receipts.read(lines) if isinstance(lines, str) else NO_RECEIPTS
 
 
 def basis(receipts: Iterable[Receipt]) -> Receipts:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -21,7 +21,15 @@ from ballonet.planning.configuration import configuration
 from ballonet.planning.measured import kv_cache_bytes
 from ballonet.planning.plan import Plan
 from ballonet.planning.pod import CONTAINER
-from ballonet.planning.receipts import NO_RECEIPTS, Boot, CompileCache, Receipts, lies_inside
+from ballonet.planning.receipts import (
+    KEY,
+    NO_RECEIPTS,
+    Boot,
+    CompileCache,
+    Receipts,
+    lies_inside,
+    receipts_in,
+)
 from ballonet.reconcile.children import CACHE_FOLDER
 from ballonet.reconcile.ownership import MANAGED_BY, MANAGED_BY_LABEL
 from ballonet.reconcile.record import AppliedRecord, normal_form
@@ -30,7 +38,6 @@ from ballonet.telemetry.port import EngineSample
 log = structlog.get_logger(__name__)
 
 NAME: Final = "ballonet-receipts"
-KEY: Final = "receipts.jsonl"
 READ_AGAIN_SECONDS: Final = 60.0
 # What the labellers of vendors call the product and its memory, after the name of the resource. For
 # a MIG slice that is a resource of its own (nvidia.com/mig-1g.5gb) they name the slice.
@@ -53,13 +60,6 @@ def config_map(namespace: str, receipts: Receipts) -> Json:
         },
         "data": {KEY: receipts.text()},
     }
-
-
-def receipts_in(config_map: Mapping[str, Any]) -> Receipts:
-    """Return the receipts in a ConfigMap; none where it holds none."""
-    data = config_map.get("data")
-    text = data.get(KEY) if isinstance(data, Mapping) else None
-    return Receipts.read(text) if isinstance(text, str) else NO_RECEIPTS
 
 
 # --- what started ---------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def starts(
             started_at=datetime.fromisoformat(started_at).astimezone(UTC).strftime(_TIME),
             kv_cache_bytes=size,
             blocks=sample.report.blocks,
-            start_seconds=_start_seconds(pod, started_at),
+            start_seconds=_start_seconds(pod, started_at, spec.engine.startup_timeout_seconds),
         )
         if not receipts.counts(boot.configuration, boot.mark):
             cache = _compile_cache(boot, record.template, receipts)
@@ -137,12 +137,13 @@ def _run(pod: Json) -> Json | None:
     return None
 
 
-def _start_seconds(pod: Json, started_at: str) -> int | None:
+def _start_seconds(pod: Json, started_at: str, most: int) -> int | None:
+    """Return how long a start took; a pod that is ready again after longer is no start."""
     for condition in pod["status"].get("conditions", ()):
         if condition.get("type") == "Ready" and condition.get("lastTransitionTime"):
             ready_at = datetime.fromisoformat(condition["lastTransitionTime"])
             seconds = (ready_at - datetime.fromisoformat(started_at)).total_seconds()
-            return int(seconds) if seconds >= 0 else None
+            return int(seconds) if 0 <= seconds <= most else None
     return None
 
 
@@ -246,6 +247,21 @@ class ReceiptBook:
             page.read_at = float("-inf")
             log.warning("Receipts were not written", namespace=namespace, error=str(error))
         return page.receipts
+
+    async def take(self, namespace: str, others: Receipts) -> Receipts | None:
+        """Add receipts of elsewhere; None where the ConfigMap is somebody else's.
+
+        Raises:
+            ApiError: the API server refused or could not be reached.
+        """
+        page = await self._page(namespace)
+        if not page.is_ours:
+            return None
+        receipts = page.receipts.with_receipts(others)
+        if receipts != page.receipts:
+            page.live = await self._write(namespace, page.live, receipts)
+            page.receipts = receipts
+        return receipts
 
     async def _page(self, namespace: str) -> _Page:
         page = self._pages.setdefault(namespace, _Page())

@@ -1,0 +1,122 @@
+"""``ballonet receipts`` and ``ballonet plan --receipts``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from ballonet.cli.main import app
+from ballonet.cluster import client
+from ballonet.cluster.port import Kind
+from ballonet.planning.receipts import Receipts, receipts_in
+from ballonet.reconcile.receipts import NAME, config_map
+from tests.boots import LLAMA, boot, kept, usual_bytes
+from tests.fakes.cluster import FakeCluster
+
+POOL = {
+    "apiVersion": "ballonet.io/v1alpha1",
+    "kind": "InferencePool",
+    "metadata": {"name": "pool"},
+    "spec": LLAMA,
+}
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "250"})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def written(folder: Path, name: str, body: dict[str, Any]) -> str:
+    file = folder / name
+    file.write_text(yaml.safe_dump(body))
+    return str(file)
+
+
+class Cluster(FakeCluster):
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    cluster = Cluster()
+
+    def made(connect: Callable[[], Awaitable[Any]]) -> Cluster:
+        return cluster
+
+    monkeypatch.setattr(client, "KubernetesCluster", made)
+    return cluster
+
+
+def in_cluster(cluster: Cluster, namespace: str) -> Receipts:
+    found = cluster.peek(Kind.CONFIG_MAP, namespace, NAME)
+    assert found is not None
+    return receipts_in(found)
+
+
+def test_a_plan_begins_from_an_exported_file(tmp_path: Path) -> None:
+    pool = written(tmp_path, "pool.yaml", POOL)
+    file = written(tmp_path, "receipts.yaml", config_map("agents", kept(boot())))
+    without = json.loads(run("plan", pool, "-o", "json"))
+    found = json.loads(run("plan", pool, "--receipts", file, "-o", "json"))
+    assert (without["source"], found["source"]) == ("Predicted", "Receipt")
+    low, high = found["kvCacheBytes"]["low"], found["kvCacheBytes"]["high"]
+    assert low < usual_bytes() < high
+    assert high - low < without["kvCacheBytes"]["high"] - without["kvCacheBytes"]["low"]
+    assert "KV cache from receipts" in run("plan", pool, "--receipts", file)
+
+
+def test_a_file_without_receipts_is_bad_input(tmp_path: Path) -> None:
+    pool = written(tmp_path, "pool.yaml", POOL)
+    assert "no ConfigMap in it has receipts" in run("plan", pool, "--receipts", pool, code=2)
+    assert "no ConfigMap in it has receipts" in run("receipts", "list", "-f", pool, code=2)
+
+
+def test_a_list_says_what_was_measured(tmp_path: Path) -> None:
+    boots = kept(boot(), boot(1, usual_bytes() - 2**30), boot(2, device="other"))
+    file = written(tmp_path, "receipts.yaml", config_map("agents", boots))
+    table = run("receipts", "list", "-f", file)
+    assert "NVIDIA-H100-80GB-HBM3 81559" in table
+    assert "53.45 GiB to 54.45 GiB" in table
+    assert "cold 40 to 41 s" in table
+    documents = json.loads(run("receipts", "list", "-f", file, "-o", "json"))
+    assert [one["boots"] for one in documents] == [2, 1]
+
+
+def test_receipts_are_carried_to_another_namespace_and_taken_in_once(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.put(config_map("from", kept(boot(), boot(1))))
+    cluster.put(config_map("to", kept(boot(2, device="other"))))
+    file = tmp_path / "export.yaml"
+    file.write_text(run("receipts", "export", "-n", "from"))
+    said = run("receipts", "import", str(file), "-n", "to")
+    assert said == "2 receipts in namespace to, 1 of them new or changed\n"
+    assert in_cluster(cluster, "to") == kept(boot(), boot(1), boot(2, device="other"))
+    cluster.writes.clear()
+    run("receipts", "import", str(file), "-n", "to")
+    assert cluster.writes == []
+    run("receipts", "import", str(file), "-n", "empty")
+    assert in_cluster(cluster, "empty") == kept(boot(), boot(1))
+    assert json.loads(run("receipts", "list", "-n", "nothing", "-o", "json")) == []
+
+
+def test_a_config_map_of_somebody_else_is_not_written(cluster: Cluster, tmp_path: Path) -> None:
+    theirs = config_map("to", kept())
+    del theirs["metadata"]["labels"]
+    cluster.put(theirs)
+    file = written(tmp_path, "receipts.yaml", config_map("agents", kept(boot())))
+    assert "made by somebody else" in run("receipts", "import", file, "-n", "to", code=2)
+    assert cluster.writes == []
+
+
+def test_a_cluster_that_refuses_is_a_message(cluster: Cluster) -> None:
+    cluster.fail(403, "Forbidden", "you may not", verb="get")
+    assert run("receipts", "list", code=2) == "ballonet: you may not\n"
