@@ -710,7 +710,8 @@ class MetricsSpec(Model):
 
     RULES = (
         Rule(
-            "(self.source == 'Prometheus') == has(self.prometheus)",
+            # The API server tries rules on the field's default too, in which source is not yet set.
+            "(has(self.source) && self.source == 'Prometheus') == has(self.prometheus)",
             "give prometheus with source Prometheus, and only then",
             _not_its_source,
             field=".prometheus",
