@@ -10,6 +10,8 @@ from ballonet.api.conditions import (
     Finding,
     Reason,
     Status,
+    is_news,
+    is_warning,
     summarize,
     violations,
 )
@@ -93,7 +95,13 @@ def test_ready_follows_from_configured_and_available(configured, available, read
         assert found[T.READY].reason is found[extra].reason is cause[1]
 
 
-@pytest.mark.parametrize("kind", [T.METRICS_AVAILABLE, T.BUDGET_VERIFIED, T.TOPOLOGY_FITS])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(T.METRICS_AVAILABLE, T.BUDGET_VERIFIED, T.TOPOLOGY_FITS),
+        *(T.KV_PRESSURE, T.ENGINE_HEALTHY),
+    ],
+)
 def test_what_is_measured_never_changes_ready(kind):
     for finding in every(kind):
         assert summarize({**SERVING, kind: finding})[T.READY].status is Status.TRUE
@@ -167,6 +175,34 @@ def without(found, kind):
 )
 def test_violation_is_found(conditions, fault):
     assert any(problem.startswith(fault) for problem in violations(conditions.items()))
+
+
+# --- news ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "now", "news", "warning"),
+    [
+        (T.KV_PRESSURE, None, ("False", "Healthy"), False, False),
+        (T.KV_PRESSURE, ("Unknown", "NoVerdict"), ("False", "Healthy"), False, False),
+        (T.KV_PRESSURE, ("False", "Idle"), ("False", "Healthy"), False, False),
+        (T.KV_PRESSURE, ("False", "Healthy"), ("True", "SlotBound"), True, True),
+        (T.KV_PRESSURE, ("True", "SlotBound"), ("True", "BlockBound"), True, True),
+        (T.KV_PRESSURE, ("True", "SlotBound"), ("True", "SlotBound"), False, True),
+        (T.KV_PRESSURE, ("False", "Healthy"), ("False", "PrefixMiss"), True, True),
+        (T.KV_PRESSURE, ("True", "SlotBound"), ("False", "Healthy"), True, False),
+        (T.KV_PRESSURE, ("True", "SlotBound"), ("Unknown", "NoVerdict"), False, False),
+        (T.ENGINE_HEALTHY, ("Unknown", "NoVerdict"), ("True", "Healthy"), False, False),
+        (T.ENGINE_HEALTHY, ("True", "Healthy"), ("False", "EngineStuck"), True, True),
+        (T.ENGINE_HEALTHY, ("False", "EngineStuck"), ("True", "Healthy"), True, False),
+        (T.AVAILABLE, ("False", "Starting"), ("True", "MinimumReplicasAvailable"), True, False),
+        (T.AVAILABLE, None, ("True", "MinimumReplicasAvailable"), False, False),
+        (T.AVAILABLE, None, ("False", "Starting"), True, True),
+    ],
+)
+def test_what_deserves_an_event_and_of_which_type(kind, before, now, news, warning):
+    assert is_news(kind, now, before) is news
+    assert is_warning(kind, *now) is warning
 
 
 # --- words ---------------------------------------------------------------------------------------

@@ -328,10 +328,17 @@ async def _facts(cluster: Cluster, pool: Json, catalog: Catalog) -> Facts | None
     plan = plan_pool(
         pool["metadata"]["name"], spec, config_text, catalog=catalog, with_remedies=False
     )
-    limit = pool.get("status", {}).get("engine", {}).get("slots")
+    status = pool.get("status", {})
+    limit = status.get("engine", {}).get("slots")
     if limit is None:
         return None
-    return facts_of(plan, limit=limit, thresholds=spec.diagnosis)
+    measured = status.get("budget", {}).get("measured", {})
+    return facts_of(
+        plan,
+        limit=limit,
+        thresholds=spec.diagnosis,
+        block_tokens=measured.get("blockTokens"),
+    )
 
 
 def _verdicts(history: History, facts: Facts) -> Iterator[tuple[datetime, Reason, str]]:

@@ -73,15 +73,20 @@ class Facts:
         return (shorter or 0) + 1
 
 
-def facts_of(plan: Plan, *, limit: int, thresholds: DiagnosisSpec) -> Facts:
+def facts_of(
+    plan: Plan, *, limit: int, thresholds: DiagnosisSpec, block_tokens: int | None = None
+) -> Facts:
     """Return what the plan of the serving template says.
 
     Args:
         plan: of the template that serves.
         limit: sequences that the engines were really started for.
         thresholds: those of today, which need no new template.
+        block_tokens: tokens of a block as the engines report them; None for the planned ones.
     """
     spec, layout = plan.spec, plan.layout
+    if layout is not None and block_tokens is not None and block_tokens != layout.block_tokens:
+        layout = layout.with_block_tokens(block_tokens)
     cache = host_cache(spec, layout)
     return Facts(
         limit=limit,

@@ -157,7 +157,7 @@ def decide(
             findings[ConditionType.TOPOLOGY_FITS] = verification.topology_fits
             if verification.topology_fits.status is Status.FALSE:
                 remedies = _measured_remedies(observed, plan, verification, planner)
-        diagnosis = _diagnosis(observed, record, serving, findings)
+        diagnosis = _diagnosis(observed, record, serving, verification, findings)
         said = _said(observed, diagnosis, plan, remedies, planner)
         findings.update(said.conditions())
         courses = diagnosis.courses
@@ -480,6 +480,7 @@ def _diagnosis(
     observed: Observed,
     record: AppliedRecord,
     serving: Plan | None,
+    verification: Verification | None,
     findings: Mapping[ConditionType, Finding],
 ) -> Diagnosis:
     """Return what live numbers say, if they are fresh and of the plan that serves."""
@@ -491,7 +492,13 @@ def _diagnosis(
     if serving is None:
         return no_verdict("pods are being replaced, so that numbers are not of one plan")
     spec = observed.spec or serving.spec
-    facts = facts_of(serving, limit=record.budget["slots"], thresholds=spec.diagnosis)
+    measured = verification.budget if verification is not None else None
+    facts = facts_of(
+        serving,
+        limit=record.budget["slots"],
+        thresholds=spec.diagnosis,
+        block_tokens=measured.block_tokens if measured is not None else None,
+    )
     before = live.said_before(observed.pool)
     courses = observed.courses if observed.courses is not None else live.courses_of(before)
     earlier = before.verdict if before is not None else Reason.NO_VERDICT
