@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from ballonet.api import crdgen
 from ballonet.api import v1alpha1 as api
 from ballonet.api.conditions import (
-    FINDING_TYPES,
     NEEDS_EDIT,
     REASONS,
     ConditionType,
@@ -251,7 +250,7 @@ def conditions_page() -> str:
     edits = ", ".join(f"`{reason}`" for reason in Reason if reason in NEEDS_EDIT)
     parts.append(TRUTH_OUTRO.format(edits=edits))
     parts.append("## Reasons\n\n")
-    for kind in FINDING_TYPES:
+    for kind in REASONS:
         parts.append(f"### {kind}\n\n{kind.doc}\n\n| Status | Reason | Meaning |\n|---|---|---|\n")
         parts += [
             f"| {status} | `{reason}` | {reason.doc} |\n"

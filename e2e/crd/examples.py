@@ -304,6 +304,28 @@ RULES: Final[dict[str, tuple[str, list[Json], list[Json]]]] = {
             )
         ],
     ),
+    "a role's compactAtTokens must not exceed its ceiling": (
+        _TOPOLOGIES,
+        [
+            _pool(
+                sequence={"maxTokens": 1024},
+                topologies=_run(
+                    {"name": "planner", "compactAtTokens": 1024},
+                    {"name": "worker", "maxTokens": 512, "compactAtTokens": 512},
+                ),
+            )
+        ],
+        [
+            _pool(
+                sequence={"maxTokens": 1024},
+                topologies=_run({"name": "planner", "compactAtTokens": 1025}),
+            ),
+            _pool(
+                sequence={"maxTokens": 1024},
+                topologies=_run({"name": "worker", "maxTokens": 512, "compactAtTokens": 513}),
+            ),
+        ],
+    ),
     "a role's sharedPrefix must be the name of one of sharedPrefixes": (
         _TOPOLOGIES,
         [

@@ -99,12 +99,26 @@ def live_page(
         "Tokens of a live sequence, prompt and output.",
         [(labels, one.tokens) for labels, one in named],
     )
-    phases = Counter(one.phase for one in snapshot.sequences)
+    by_phase = {
+        phase: [one.tokens for one in snapshot.sequences if one.phase == phase] for phase in PHASES
+    }
     page.family(
         "ballonet_kv_sequences",
         "gauge",
         "Live sequences by phase.",
-        [({"phase": phase}, phases[phase]) for phase in PHASES],
+        [({"phase": phase}, len(tokens)) for phase, tokens in by_phase.items()],
+    )
+    page.family(
+        "ballonet_kv_sequence_tokens",
+        "gauge",
+        "Tokens of live sequences by phase, added up.",
+        [({"phase": phase}, sum(tokens)) for phase, tokens in by_phase.items()],
+    )
+    page.family(
+        "ballonet_kv_sequence_longest_tokens",
+        "gauge",
+        "Tokens of the longest live sequence by phase.",
+        [({"phase": phase}, max(tokens, default=0)) for phase, tokens in by_phase.items()],
     )
     page.family(
         "ballonet_running_peak",

@@ -8,15 +8,12 @@ It is called in the engine core only (v1/engine/core.py).
 from __future__ import annotations
 
 import os
-import re
 from typing import Any
 
 from ballonet_probe.scheduler import Probe, probed
 from ballonet_probe.server import serve
 from ballonet_probe.settings import LOG, Settings, read_settings
-
-# Versions whose sources have all that is read here (docs/probe.md).
-OLDEST, NEWEST = (0, 17), (0, 33)
+from ballonet_probe.versions import is_known
 
 
 def register() -> None:
@@ -25,12 +22,6 @@ def register() -> None:
         _register(read_settings(os.environ))
     except Exception:
         LOG.exception("the probe is off; the engine goes on")
-
-
-def is_known(version: str) -> bool:
-    """Return whether this version of vLLM is one that the probe can read."""
-    match = re.match(r"(\d+)\.(\d+)", version)
-    return match is not None and OLDEST <= (int(match[1]), int(match[2])) <= NEWEST
 
 
 def _register(settings: Settings) -> None:

@@ -22,8 +22,9 @@ from ballonet.reconcile import decide as decide_module
 from ballonet.reconcile.pods import redact
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.record import ANNOTATION, decode
+from ballonet.telemetry.pages import MAX_LINES
 from ballonet.telemetry.reading import InvalidPageError
-from ballonet.telemetry.scrape import MAX_LINES, read_page
+from ballonet.telemetry.scrape import read_page
 from e2e.harness.pools import a_pool
 from tests.controller.world import NAMESPACE, World
 

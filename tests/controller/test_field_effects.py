@@ -392,6 +392,19 @@ EFFECTS = [
         (False, True),
     ),
     Effect(
+        "metrics.perSequence",
+        ("Disabled", "Enabled"),
+        lambda s: [port["containerPort"] for port in s.engine["ports"]],
+        ([8000], [8000, 9109]),
+    ),
+    Effect(
+        f"{ROLE}.compactAtTokens",
+        (None, 48),
+        lambda s: json.loads(s.env("BALLONET_PROBE_ROLES") or "")["worker"],
+        ({"ceilingTokens": 64}, {"ceilingTokens": 64, "compactAtTokens": 48}),
+        {**TINY, "metrics": {"perSequence": "Enabled"}},
+    ),
+    Effect(
         "offload.mode",
         ("Disabled", "Enabled"),
         lambda s: s.status["engine"].get("hostCacheBytes"),

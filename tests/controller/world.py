@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
 from ballonet.api.conditions import ConditionType, Finding, Reason, Status, violations
 from ballonet.catalog import Catalog
 from ballonet.cluster.port import Json, Kind
-from ballonet.diagnosis.observation import Observation
+from ballonet.diagnosis.observation import Observation, Sequences
 from ballonet.planning.measured import EngineReport
 from ballonet.reconcile.reconcile import Outcome, PoolKey, Reconciler
-from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
+from ballonet.telemetry.port import EngineSample, PodTarget, ProbeSilence, ScrapeFailure
 from tests.fakes.cluster import FakeCluster
 
 NAMESPACE = "agents"
@@ -36,6 +36,8 @@ class Engines:
     asked: list[PodTarget] = field(default_factory=list)
     now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     observation: Observation | None = None
+    sequences: Sequences | None = None
+    silence: ProbeSilence | None = None
 
     async def read(
         self, targets: Sequence[PodTarget], connection: str | None = None
@@ -46,7 +48,12 @@ class Engines:
         seen = self.observation or Observation(
             at=self.now, engines=1, running=0, waiting=0, usage_per_mille=0, preemptions=0
         )
-        return [EngineSample(t, self.version, self.report, seen) for t in targets]
+        samples = [EngineSample(t, self.version, self.report, seen) for t in targets]
+        return [self._probed(sample) if sample.target.probe_ports else sample for sample in samples]
+
+    def _probed(self, sample: EngineSample) -> EngineSample:
+        seen = replace(sample.observation, sequences=self.sequences)
+        return replace(sample, observation=seen, silence=self.silence)
 
 
 @dataclass
@@ -150,9 +157,9 @@ class World:
         deployment = self.deployment(name)
         assert deployment is not None
         replicas = deployment["spec"]["replicas"]
-        template_hash = f"h{abs(hash(str(deployment['spec']['template']))) % 10**8}"
+        template = deployment["spec"]["template"]
         ready = container is None
-        wanted = [self._pod(name, template_hash, index, container) for index in range(replicas)]
+        wanted = [self._pod(name, template, index, container) for index in range(replicas)]
         names = {pod["metadata"]["name"] for pod in wanted}
         for pod in self.cluster.peek_all(Kind.POD):
             ours = pod["metadata"]["labels"].get("ballonet.io/pool") == name
@@ -185,7 +192,8 @@ class World:
     def _time(self) -> str:
         return f"{self.engines.now:%Y-%m-%dT%H:%M:%SZ}"
 
-    def _pod(self, name: str, template_hash: str, index: int, container: Json | None) -> Json:
+    def _pod(self, name: str, template: Json, index: int, container: Json | None) -> Json:
+        template_hash = _hash(template)
         pod = f"{name}-{template_hash}-{index}"
         started_at, restarts = self.runs.setdefault(pod, (self._time(), 0))
         running = {
@@ -204,7 +212,12 @@ class World:
                 "lastTransitionTime": f"{ready_at:%Y-%m-%dT%H:%M:%SZ}",
             }
         ]
+        made["spec"] = {**template["spec"], **made["spec"]}
         return made
+
+
+def _hash(template: Json) -> str:
+    return f"h{abs(hash(str(template))) % 10**8}"
 
 
 def _pod(pod: str, name: str, template_hash: str, index: int, container: Json) -> Json:

@@ -130,7 +130,7 @@ def without(found, kind):
     [
         *(
             (without(summarize(SERVING), kind), f"{kind} is missing")
-            for kind in (T.READY, *REASONS)
+            for kind in (T.READY, *FINDING_TYPES)
         ),
         ({**STALLED, T.RECONCILING: STALLED[T.STALLED]}, "exactly one of Ready=True"),
         (without(STALLED, T.STALLED), "exactly one of Ready=True"),
@@ -209,7 +209,7 @@ def test_what_deserves_an_event_and_of_which_type(kind, before, now, news, warni
 
 
 def test_every_type_has_a_positive_a_negative_and_an_unknown_reason():
-    assert tuple(REASONS) == FINDING_TYPES
+    assert tuple(REASONS) == (*FINDING_TYPES, T.SEQUENCES_OBSERVED)
     for kind, by_status in REASONS.items():
         assert all(by_status[status] for status in Status), kind
 

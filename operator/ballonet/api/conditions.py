@@ -44,6 +44,10 @@ class ConditionType(StrEnum):
     METRICS_AVAILABLE = "MetricsAvailable", "Every serving engine reports fresh, plausible metrics."
     KV_PRESSURE = "KVPressure", "Live numbers say that KV memory or slots are short."
     ENGINE_HEALTHY = "EngineHealthy", "Engines that have work make progress."
+    SEQUENCES_OBSERVED = (
+        "SequencesObserved",
+        "The probe in every serving engine reports; present only with spec.metrics.perSequence.",
+    )
 
 
 class Reason(StrEnum):
@@ -210,6 +214,13 @@ class Reason(StrEnum):
     OVERPROVISIONED = "Overprovisioned", "Most of the KV memory has not been used for long."
     IDLE = "Idle", "No request has come for some time."
     HEALTHY = "Healthy", "Live numbers show nothing wrong."
+    # SequencesObserved
+    PROBED = "Probed", "The probes of all serving engines reported."
+    PROBE_ABSENT = (
+        "ProbeAbsent",
+        "A probe does not answer: the engine did not load it, or its port is not reached.",
+    )
+    PROBE_OFF = "ProbeOff", "A probe met something it does not understand and switched itself off."
     # Ready and Reconciling
     SERVING = "Serving", "The current generation is applied and serves."
     INTERNAL_ERROR = "InternalError", "The operator met an error of its own; its log says more."
@@ -362,6 +373,11 @@ REASONS: Final[dict[ConditionType, dict[Status, tuple[Reason, ...]]]] = {
         Status.TRUE: (Reason.HEALTHY,),
         Status.FALSE: (Reason.ENGINE_STUCK,),
         Status.UNKNOWN: (Reason.NO_VERDICT, *ALWAYS_POSSIBLE),
+    },
+    ConditionType.SEQUENCES_OBSERVED: {
+        Status.TRUE: (Reason.PROBED,),
+        Status.FALSE: (Reason.PROBE_ABSENT, Reason.PROBE_OFF, Reason.INVALID_METRICS),
+        Status.UNKNOWN: (Reason.NO_ENGINE, *ALWAYS_POSSIBLE),
     },
 }
 

@@ -284,6 +284,13 @@ class MetricsSourceKind(StrEnum):
     PROMETHEUS = "Prometheus"
 
 
+class PerSequence(StrEnum):
+    """Whether the probe tells of each sequence."""
+
+    DISABLED = "Disabled"
+    ENABLED = "Enabled"
+
+
 class OffloadMode(StrEnum):
     """Whether host memory keeps KV blocks that leave the device."""
 
@@ -567,6 +574,11 @@ class Role(Model):
     max_tokens: Tokens | None = Field(
         None, description="Ceiling of this role; absent means the pool's."
     )
+    compact_at_tokens: Tokens | None = Field(
+        None,
+        description="Tokens at which the agent compacts its context, by its own promise. With "
+        "metrics.perSequence the sequences past it are counted.",
+    )
     shared_prefix: Name | None = Field(
         None, description="Shared prefix that sequences of this role start with."
     )
@@ -726,6 +738,11 @@ class MetricsSpec(Model):
     prometheus: PrometheusSource | None = Field(
         None, description="The Prometheus of source Prometheus."
     )
+    per_sequence: PerSequence = Field(
+        PerSequence.DISABLED,
+        description="Enabled loads the probe into the engines, which tells how many KV blocks and "
+        "tokens each sequence holds (vLLM 0.17 or later).",
+    )
 
     @property
     def connection(self) -> str | None:
@@ -794,6 +811,14 @@ def _roles_above_ceiling(spec: InferencePoolSpec) -> Iterator[Problem]:
             yield f"{path}.maxTokens", f"{role.max_tokens:,} {text}"
 
 
+def _compacted_above_ceilings(spec: InferencePoolSpec) -> Iterator[Problem]:
+    for path, role in _roles(spec):
+        ceiling = role.max_tokens or spec.sequence.max_tokens
+        if role.compact_at_tokens is not None and role.compact_at_tokens > ceiling:
+            text = f"is above the role's ceiling of {ceiling}: lower it or raise that"
+            yield f"{path}.compactAtTokens", f"{role.compact_at_tokens} {text}"
+
+
 def _unknown_prefixes(spec: InferencePoolSpec) -> Iterator[Problem]:
     prefixes = _prefix_tokens(spec)
     known = ", ".join(prefixes) or "none is declared"
@@ -851,6 +876,14 @@ class InferencePoolSpec(Model):
             "|| r.maxTokens <= self.sequence.maxTokens))",
             "a role's maxTokens must not exceed sequence.maxTokens",
             _roles_above_ceiling,
+            field=".topologies",
+        ),
+        Rule(
+            "!has(self.topologies) || self.topologies.all(t, t.roles.all(r, "
+            "!has(r.compactAtTokens) || r.compactAtTokens <= "
+            "(has(r.maxTokens) ? r.maxTokens : self.sequence.maxTokens)))",
+            "a role's compactAtTokens must not exceed its ceiling",
+            _compacted_above_ceilings,
             field=".topologies",
         ),
         Rule(

@@ -19,7 +19,7 @@ from ballonet.engines.base import Gates, PlannedArguments, UserArguments
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan
 from ballonet.kv.units import Interval, counted
-from ballonet.planning import explain
+from ballonet.planning import explain, offload, probe
 from ballonet.planning.batch import max_batched_tokens
 from ballonet.planning.budget import budget_interval, max_concurrent
 from ballonet.planning.capacity import (
@@ -35,7 +35,7 @@ from ballonet.planning.capacity import (
 from ballonet.planning.configuration import configuration
 from ballonet.planning.explain import Step
 from ballonet.planning.explain_layout import layout_steps
-from ballonet.planning.offload import conflicts, host_cache
+from ballonet.planning.offload import host_cache
 from ballonet.planning.pod import (
     PodNeeds,
     pod_needs,
@@ -231,7 +231,11 @@ def _arguments(spec: InferencePoolSpec) -> UserArguments:
         return UserArguments(refused=tuple(problems))
     env = user_env(spec)
     found = vllm.user_arguments(spec.engine.args, env, spec.engine.version)
-    fights = (*_fights(spec, found.planned), *conflicts(spec, found, env))
+    fights = (
+        *_fights(spec, found.planned),
+        *offload.conflicts(spec, found, env),
+        *probe.conflicts(spec, env),
+    )
     return replace(found, refused=(*problems, *found.refused, *fights))
 
 

@@ -32,7 +32,7 @@ from ballonet.kv.settings import (
     cuda_platform,
 )
 from ballonet.kv.units import Interval
-from ballonet.planning import offload
+from ballonet.planning import offload, probe
 from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, ranks_per_pod
 from ballonet.planning.topology import NO_SIZES, pods, pool_need
 
@@ -196,6 +196,7 @@ def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
             f"{version}: use Unbounded"
         )
     problems += offload.device_problems(spec, device)
+    problems += probe.version_problems(spec)
     ranks = ranks_per_pod(spec)
     if device.max_per_node is not None and ranks > device.max_per_node:
         problems.append(

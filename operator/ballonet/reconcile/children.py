@@ -6,14 +6,16 @@ user's engine.podTemplate, and what is ours to say (OWNED: the numbers, the prob
 
 from __future__ import annotations
 
-from functools import reduce
+import base64
+from functools import cache, reduce
 from typing import Any, Final
 
 from ballonet.api.v1alpha1 import InferencePoolSpec, RolloutStrategy
 from ballonet.cluster.port import Json
 from ballonet.engines.base import PORT
 from ballonet.planning.plan import MODEL_MOUNT, Plan
-from ballonet.planning.pod import CONTAINER, engine_containers, user_template
+from ballonet.planning.pod import CONTAINER, engine_containers, user_env, user_template
+from ballonet.planning.probe import ARCHIVE, MOUNT, is_probed, probe_env, probe_ports
 from ballonet.planning.runtime_budget import config_map_data
 from ballonet.reconcile.merge import fingerprint, merge
 from ballonet.reconcile.ownership import (
@@ -24,9 +26,13 @@ from ballonet.reconcile.ownership import (
     owner_reference,
 )
 from ballonet.reconcile.record import ANNOTATION, LIMITS, AppliedRecord
+from ballonet_probe.archive import archive
 
 HASH_ANNOTATION: Final = "ballonet.io/hash"
 BUDGET_SUFFIX: Final = "-budget"
+PROBE_SUFFIX: Final = "-probe"
+# Begins the names of the ports of a pod's probes.
+PROBE_PORT: Final = "probe"
 # Where engines keep what they compile: in the pod's own volume, so it is gone with the pod.
 CACHE_FOLDER: Final = "/tmp/cache"  # noqa: S108 - a folder of the pod
 
@@ -36,6 +42,7 @@ _STOP_SECONDS: Final = 30
 # For scheduling and the image, before the container's own start-up time begins.
 _PULL_SECONDS: Final = 600
 _USER_ID: Final = 10_001
+_PROBE_VOLUME: Final = "ballonet-probe"
 
 # Runs in the pod when it is told to stop. The endpoint is already going away; the first pause lets
 # that reach every proxy. Two quiet readings in a row, because a request may be on its way. An odd
@@ -143,6 +150,23 @@ def budget_config_map(pool: Json, record: AppliedRecord, *, rolling_out: bool) -
     )
 
 
+def probe_config_map(pool: Json) -> Json:
+    """Return the ConfigMap with the archive that engines load the probe from."""
+    name = pool["metadata"]["name"] + PROBE_SUFFIX
+    return _child(pool, "v1", "ConfigMap", name, body={"binaryData": {ARCHIVE: _archive()}})
+
+
+@cache
+def _archive() -> str:
+    return base64.b64encode(archive()).decode()
+
+
+def loads_probe(template: Json) -> bool:
+    """Return whether pods of a template mount the ConfigMap of the probe."""
+    volumes = template.get("spec", {}).get("volumes") or ()
+    return any(volume.get("name") == _PROBE_VOLUME for volume in volumes)
+
+
 def _child(
     pool: Json,
     api_version: str,
@@ -222,13 +246,19 @@ def _defaults(spec: InferencePoolSpec, plan: Plan) -> Json:
 
 def _owned(name: str, spec: InferencePoolSpec, plan: Plan) -> Json:
     assert plan.pod is not None and plan.gates is not None
+    written = {variable.name: variable.value for variable in spec.engine.env}
+    variables = {**written, **probe_env(spec, user_env(spec))}
+    probes = {f"{PROBE_PORT}-{rank}": port for rank, port in enumerate(probe_ports(spec))}
+    ports = {"http": PORT, **probes}
     container: Json = {
         "name": CONTAINER,
         "image": plan.pod.image,
         "command": ["vllm", "serve", plan.gates.model_path],
         "args": [*plan.engine_args, *spec.engine.args],
-        "env": [{"name": v.name, "value": v.value} for v in spec.engine.env],
-        "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "ports": [
+            {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()
+        ],
         "startupProbe": _probe(
             period=_STARTUP_PERIOD_SECONDS,
             failures=-(-spec.engine.startup_timeout_seconds // _STARTUP_PERIOD_SECONDS),
@@ -260,6 +290,11 @@ def _owned(name: str, spec: InferencePoolSpec, plan: Plan) -> Json:
                 "persistentVolumeClaim": {"claimName": spec.model.claim.name, "readOnly": True},
             }
         )
+    if is_probed(spec):
+        container["volumeMounts"].append(
+            {"name": _PROBE_VOLUME, "mountPath": MOUNT, "readOnly": True}
+        )
+        volumes.append({"name": _PROBE_VOLUME, "configMap": {"name": name + PROBE_SUFFIX}})
     pod: Json = {
         "containers": [container],
         "volumes": volumes,

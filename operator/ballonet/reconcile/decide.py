@@ -31,7 +31,7 @@ from ballonet.reconcile import children, live
 from ballonet.reconcile.gather import Observed
 from ballonet.reconcile.live import Said
 from ballonet.reconcile.merge import covers
-from ballonet.reconcile.ownership import Child, Holder
+from ballonet.reconcile.ownership import Holder
 from ballonet.reconcile.pods import availability, rolling_out
 from ballonet.reconcile.record import (
     ANNOTATION,
@@ -162,13 +162,14 @@ def decide(
         findings.update(said.conditions())
         courses = diagnosis.courses
     return Decision(
-        findings,
+        findings | _sequences_observed(observed, record),
         plan,
         record,
         verification,
         serving,
         remedies=remedies,
         applies=applies,
+        deletes=_no_longer_loaded(observed, record),
         settle_seconds=rollout.settle_seconds,
         replaces_pods=replaces_pods,
         said=said,
@@ -223,12 +224,8 @@ def _no_pods(message: str) -> dict[ConditionType, Finding]:
 # --- whose are the objects -----------------------------------------------------------------------
 
 
-def _children(observed: Observed) -> tuple[Child, Child, Child]:
-    return observed.deployment, observed.service, observed.budget
-
-
 def _obstacle(observed: Observed) -> Finding | None:
-    for child in _children(observed):
+    for child in observed.children:
         if child.holder is Holder.SOMEBODY_ELSE and child.live is not None:
             return Finding(
                 Status.FALSE,
@@ -236,7 +233,7 @@ def _obstacle(observed: Observed) -> Finding | None:
                 f"{_words(child.live)} exists and belongs to somebody else: it is not touched; "
                 "delete it, or give the pool another name",
             )
-    for child in _children(observed):
+    for child in observed.children:
         if child.holder in (Holder.LEAVING, Holder.EARLIER_POOL) and child.live is not None:
             return Finding(
                 Status.FALSE,
@@ -247,11 +244,11 @@ def _obstacle(observed: Observed) -> Finding | None:
 
 
 def _left_overs(observed: Observed) -> tuple[Json, ...]:
-    if any(child.holder is Holder.SOMEBODY_ELSE for child in _children(observed)):
+    if any(child.holder is Holder.SOMEBODY_ELSE for child in observed.children):
         return ()
     return tuple(
         child.live
-        for child in _children(observed)
+        for child in observed.children
         if child.holder is Holder.EARLIER_POOL and child.live is not None
     )
 
@@ -415,8 +412,18 @@ def _desired(observed: Observed, record: AppliedRecord, installation: str) -> tu
     return (
         children.budget_config_map(pool, record, rolling_out=changing),
         children.service(pool),
+        *((children.probe_config_map(pool),) if children.loads_probe(record.template) else ()),
         deployment,
     )
+
+
+def _no_longer_loaded(observed: Observed, record: AppliedRecord) -> tuple[Json, ...]:
+    """Return the ConfigMap of the probe once no template that serves mounts it."""
+    probe, own = observed.probe, observed.deployment.own
+    if probe is None or probe.own is None or own is None or rolling_out(own):
+        return ()
+    mounted = children.loads_probe(own["spec"]["template"])
+    return () if mounted or children.loads_probe(record.template) else (probe.own,)
 
 
 # --- what runs -----------------------------------------------------------------------------------
@@ -455,6 +462,27 @@ def _metrics_available(observed: Observed) -> Finding:
     return Finding(
         Status.TRUE, Reason.SCRAPED, f"{len(observed.readings)} serving engine pods reported"
     )
+
+
+def _sequences_observed(observed: Observed, record: AppliedRecord) -> dict[ConditionType, Finding]:
+    """Return what the probes say of themselves; nothing where no pod has one."""
+    samples = [reading for reading in observed.readings if isinstance(reading, EngineSample)]
+    silent = next((sample for sample in samples if sample.silence is not None), None)
+    if not children.loads_probe(record.template):
+        if observed.probe is None or observed.probe.own is None:
+            return {}
+        text = "the probe goes with the pods that load it"
+        finding = Finding(Status.UNKNOWN, Reason.NO_ENGINE, text)
+    elif not samples or not all(sample.target.probe_ports for sample in samples):
+        text = "no engine that loads the probe has reported yet"
+        finding = Finding(Status.UNKNOWN, Reason.NO_ENGINE, text)
+    elif silent is not None and silent.silence is not None:
+        text = f"pod {silent.target.name}: {silent.silence.message}"
+        finding = Finding(Status.FALSE, silent.silence.reason, text)
+    else:
+        text = f"the probes of {len(samples)} serving engine pods reported"
+        finding = Finding(Status.TRUE, Reason.PROBED, text)
+    return {ConditionType.SEQUENCES_OBSERVED: finding}
 
 
 def _serving_plan(observed: Observed, record: AppliedRecord, planner: Planner) -> Plan | None:

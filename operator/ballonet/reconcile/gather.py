@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ballonet.api.conditions import Finding, Reason, Status
+from ballonet.api.conditions import ConditionType, Finding, Reason, Status
 from ballonet.api.parse import InvalidPoolError, parse_spec
-from ballonet.api.v1alpha1 import MAX_CONFIG_CHARACTERS, InferencePoolSpec
+from ballonet.api.v1alpha1 import MAX_CONFIG_CHARACTERS, InferencePoolSpec, PerSequence
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 from ballonet.diagnosis.diagnose import Courses
 from ballonet.diagnosis.observation import Observation
 from ballonet.planning.pod import CONTAINER
 from ballonet.planning.receipts import NO_RECEIPTS, Receipts
-from ballonet.reconcile.children import BUDGET_SUFFIX, selector
+from ballonet.reconcile.children import BUDGET_SUFFIX, PROBE_SUFFIX, loads_probe, selector
 from ballonet.reconcile.ownership import Child, examine
 from ballonet.reconcile.pods import EndedRun, ended_runs, owned_pods
 from ballonet.telemetry.port import EngineSample, ScrapeFailure
@@ -43,6 +43,7 @@ class Observed:
     deployment: Child
     service: Child
     budget: Child
+    probe: Child | None = None
     pods: Sequence[Json] = ()
     last_words: Mapping[str, str] = field(default_factory=dict)
     readings: Sequence[EngineSample | ScrapeFailure] = ()
@@ -50,6 +51,21 @@ class Observed:
     applied: str | None = None
     courses: Courses | None = None
     receipts: Receipts = NO_RECEIPTS
+
+    @property
+    def children(self) -> tuple[Child, ...]:
+        """The objects of the pool that were looked at."""
+        always = (self.deployment, self.service, self.budget)
+        return always if self.probe is None else (*always, self.probe)
+
+    def live_of(self, desired: Json) -> Json | None:
+        """Return the object that a desired one would be applied to, as it is now."""
+        identity = (desired["kind"], desired["metadata"]["name"])
+        for child in self.children:
+            live = child.live
+            if live is not None and (live["kind"], live["metadata"]["name"]) == identity:
+                return live
+        return None
 
 
 def read_spec(pool: Json) -> tuple[InferencePoolSpec | None, Finding | None]:
@@ -102,6 +118,18 @@ async def read_children(cluster: Cluster, pool: Json) -> tuple[Child, Child, Chi
         examine(await cluster.get(Kind.SERVICE, namespace, name), pool),
         examine(await cluster.get(Kind.CONFIG_MAP, namespace, name + BUDGET_SUFFIX), pool),
     )
+
+
+async def read_probe(cluster: Cluster, pool: Json, deployment: Child) -> Child | None:
+    """Return the ConfigMap of the probe; None where none is wanted and none can be left."""
+    wanted = pool["spec"].get("metrics", {}).get("perSequence") == PerSequence.ENABLED
+    loaded = deployment.own is not None and loads_probe(deployment.own["spec"]["template"])
+    conditions = pool.get("status", {}).get("conditions", ())
+    told = any(condition["type"] == ConditionType.SEQUENCES_OBSERVED for condition in conditions)
+    if not (wanted or loaded or told):
+        return None
+    namespace, name = pool["metadata"]["namespace"], pool["metadata"]["name"]
+    return examine(await cluster.get(Kind.CONFIG_MAP, namespace, name + PROBE_SUFFIX), pool)
 
 
 async def read_pods(cluster: Cluster, pool: Json, deployment: Child) -> list[Json]:

@@ -17,6 +17,7 @@ from ballonet.cluster.port import Json
 from ballonet.engines.base import PORT
 from ballonet.engines.vllm import START_FAILURES
 from ballonet.planning.pod import CONTAINER
+from ballonet.reconcile.children import PROBE_PORT
 from ballonet.telemetry.port import PodTarget
 
 _MAX_WORDS: Final = 400
@@ -87,10 +88,21 @@ def targets(pods: Sequence[Json]) -> list[PodTarget]:
             ip=pod["status"]["podIP"],
             port=PORT,
             ready_since=_ready_since(pod),
+            probe_ports=_probe_ports(pod),
         )
         for pod in pods
         if _is_ready(pod) and not _leaving(pod) and pod["status"].get("podIP")
     ]
+
+
+def _probe_ports(pod: Json) -> tuple[int, ...]:
+    return tuple(
+        port["containerPort"]
+        for container in pod["spec"].get("containers", ())
+        if container["name"] == CONTAINER
+        for port in container.get("ports", ())
+        if port.get("name", "").startswith(PROBE_PORT)
+    )
 
 
 def ended_runs(pods: Sequence[Json]) -> list[EndedRun]:

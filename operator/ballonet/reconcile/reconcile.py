@@ -28,6 +28,7 @@ from ballonet.reconcile.gather import (
     read_config,
     read_last_words,
     read_pods,
+    read_probe,
     read_spec,
 )
 from ballonet.reconcile.merge import fingerprint
@@ -299,6 +300,7 @@ class Reconciler:
             deployment=children[0],
             service=children[1],
             budget=children[2],
+            probe=await read_probe(self._cluster, pool, children[0]),
             pods=pods,
             last_words={run.pod: words for run, words in memory.words.items()},
             readings=readings,
@@ -402,9 +404,8 @@ class Reconciler:
                 await self._cluster.delete(
                     Kind.of(left_over), metadata["namespace"], metadata["name"], uid=metadata["uid"]
                 )
-            lives = (observed.budget.live, observed.service.live, observed.deployment.live)
-            for live, desired in zip(lives, decision.applies, strict=False):
-                refusal = await self._apply_child(live, desired, memory)
+            for desired in decision.applies:
+                refusal = await self._apply_child(observed.live_of(desired), desired, memory)
                 if refusal is not None:
                     return refusal, None
             if decision.applies:

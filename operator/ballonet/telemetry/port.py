@@ -25,6 +25,16 @@ class PodTarget:
     ip: str
     port: int
     ready_since: datetime | None = None
+    # Where the probes of its engines are asked; empty where it loads none.
+    probe_ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProbeSilence:
+    """Why the probes of a pod say nothing: a reason of SequencesObserved, and what was seen."""
+
+    reason: Reason
+    message: str
 
 
 @dataclass(frozen=True)
@@ -35,12 +45,14 @@ class EngineSample:
         version: what the engine calls itself; None where the source does not tell.
         report: the cache of one engine in it; None where it is not reported.
         observation: its live numbers, and when the engine said them.
+        silence: why its probes say nothing; None where they do, and where there are none.
     """
 
     target: PodTarget
     version: str | None
     report: EngineReport | None
     observation: Observation
+    silence: ProbeSilence | None = None
 
 
 @dataclass(frozen=True)

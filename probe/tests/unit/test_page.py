@@ -48,6 +48,24 @@ def test_blocks_in_use_add_up_to_all_used_blocks() -> None:
     assert by_id["_other"] == 1 + 2 + 3 + 4 + 5
 
 
+def test_tokens_by_phase_count_every_sequence_and_not_only_those_shown() -> None:
+    sequences = [a_sequence(f"r{n}", n, 100 * n) for n in range(1, 5)]
+    waiting = Sequence("w", "", "", "waiting", 0, 0, 7)
+    text = page(*sequences, waiting, settings=Settings(top=1))
+
+    def by_phase(name: str) -> dict[str, float]:
+        return {labels["phase"]: value for labels, value in samples(text, name)}
+
+    nothing = {"prefill": 0, "preempted": 0}
+    assert by_phase("ballonet_kv_sequences") == {**nothing, "decode": 4, "waiting": 1}
+    assert by_phase("ballonet_kv_sequence_tokens") == {**nothing, "decode": 1000, "waiting": 7}
+    assert by_phase("ballonet_kv_sequence_longest_tokens") == {
+        **nothing,
+        "decode": 400,
+        "waiting": 7,
+    }
+
+
 def test_ids_are_hashed_unless_asked_for() -> None:
     assert "secret-customer" not in page(a_sequence("secret-customer", 3, 100))
     plain = Settings(plain_ids=True)
