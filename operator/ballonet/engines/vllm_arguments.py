@@ -214,11 +214,22 @@ _UNPLANNED_VARIABLES: Final = (
     (re.compile(r"VLLM_DP_.*|VLLM_RAY_DP_.*"), "data parallelism"),
     (re.compile(r"VLLM_ELASTIC_EP_.*"), "expert parallelism"),
     (re.compile(r"VLLM_ALLOW_RUNTIME_LORA_UPDATING|VLLM_LORA_RESOLVER_.*"), "adapters"),
-    (re.compile(r"VLLM_HUMMING_.*_QUANT_CONFIG"), "quantization of the weights"),
+    (
+        re.compile(r"VLLM_MLA_DISABLE|VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"),
+        "another cache layout",
+    ),
+    (
+        re.compile(
+            r"VLLM_HUMMING_.*_QUANT_CONFIG|VLLM_.*_DEQUANT_AT_LOAD|VLLM_ROCM_.*_ONLINE_QUANT"
+        ),
+        "quantization of the weights",
+    ),
     (
         re.compile(
             r"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS|VLLM_ENABLE_STARTUP_PLAN"
-            r"|VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE"
+            r"|VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE|VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"
+            r"|VLLM_(ENABLE_)?FUSED_MOE_(ACTIVATION_)?CHUNK.*|VLLM_MOE_DP_CHUNK_SIZE"
+            r"|VLLM_DEEPEP_BUFFER_SIZE_MB|VLLM_USE_NCCL_SYMM_MEM"
         ),
         "device memory beside model and cache",
     ),
@@ -554,5 +565,5 @@ def _unclear(meant: Collection[str], name: str, spelled: str, version: str) -> s
     if seen is not None:
         first, last = seen
         text += f"; the flag was seen from {first} to {last}"
-    near = suggest(name, sorted(_options(version) - OWNED.keys()), limit=1)
+    near = suggest(name, sorted(_options(version) - OWNED.keys()), limit=1, likeness=0.7)
     return f"{text}; did you mean {near[0]}?" if near else text

@@ -41,10 +41,11 @@ class NotPlanned(ValueError):  # noqa: N818 - an outcome, not a fault
     """A value is not understood; says what is."""
 
 
-def _whole(value: Any, least: int = 1) -> int:
+def _whole(value: Any, most: int | None = None) -> int:
     number = _decimal(value)
-    if number != int(number) or number < least:
-        raise NotPlanned(f"is planned for only with a whole number from {least}")
+    if number != int(number) or number < 1 or (most is not None and number > most):
+        to = "" if most is None else f" to {most:,}"
+        raise NotPlanned(f"is planned for only with a whole number from 1{to}")
     return int(number)
 
 
@@ -148,6 +149,8 @@ _FREE_SPECULATION_KEYS: Final = frozenset(
 # and suffix none.
 _WITH_MODEL: Final = frozenset(("eagle", "eagle3", "draft_model"))
 _METHODS: Final = _WITH_MODEL | {"mtp", "ngram", "suffix"}
+# MAX_SPEC_LEN of v1/sample/rejection_sampler.py: the engine stops at the first longer draft.
+_MOST_DRAFTED: Final = 128
 _SPECULATION_OPTIONS: Final = {
     "--spec-method": "method",
     "--spec-model": "model",
@@ -195,7 +198,7 @@ def _speculation(values: Mapping[str, Any]) -> SpeculationArguments:
     ranks = config.get("draft_tensor_parallel_size")
     return SpeculationArguments(
         method=method,
-        tokens=_whole(config["num_speculative_tokens"]),
+        tokens=_whole(config["num_speculative_tokens"], _MOST_DRAFTED),
         model=model if method in _WITH_MODEL else None,
         tensor=None if ranks is None else _whole(ranks),
     )
