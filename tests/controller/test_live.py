@@ -87,7 +87,7 @@ async def test_a_verdict_comes_with_its_numbers_and_a_lever_that_fits(
     assert said["verdict"] == "SlotBound"
     (evidence,) = said["evidence"]
     assert evidence["name"] == "SlotBound"
-    assert "3 requests wait" in evidence["message"]
+    assert "3 requests waiting" in evidence["message"]
     assert "6 of 6 slots" in evidence["message"]
     assert "usage up to 80 %" in evidence["message"]
     assert said["lever"]["name"] == "Replicas"

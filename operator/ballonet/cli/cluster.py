@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, TypeVar
 from ballonet.cli.streams import bad_input
 
 if TYPE_CHECKING:
-    from ballonet.cluster.port import Cluster
+    from ballonet.cluster.client import KubernetesCluster
 
 Value = TypeVar("Value")
 
 
-def asked(kube_context: str | None, call: Callable[[Cluster], Awaitable[Value]]) -> Value:
+def asked(kube_context: str | None, call: Callable[[KubernetesCluster], Awaitable[Value]]) -> Value:
     """Return what a call to the API server gives; a refusal ends the program with exit code 2.
 
     Args:

@@ -238,9 +238,7 @@ def explain(
         str | None,
         typer.Option("--namespace", "-n", help="Its namespace; that of the context if left out."),
     ] = None,
-    context: Annotated[
-        str | None, typer.Option("--context", help="Context of the kubeconfig.")
-    ] = None,
+    kube_context: options.KubeContext = None,
     since: Annotated[str, typer.Option("--since", help="How far back, at most a day.")] = "1h",
     prometheus: Annotated[
         str | None,
@@ -269,7 +267,7 @@ def explain(
         story = ask(
             pool,
             namespace=namespace,
-            context=context,
+            kube_context=kube_context,
             span=span,
             url=prometheus,
             connections=connections,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 from ballonet.api.conditions import ConditionType, Reason, Status, is_warning
 from ballonet.api.v1alpha1 import KIND
 from ballonet.catalog import Catalog
+from ballonet.cli.cluster import asked
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 from ballonet.diagnosis.diagnose import Courses, diagnose
 from ballonet.diagnosis.facts import Facts, facts_of
@@ -112,7 +112,7 @@ def ask(
     name: str,
     *,
     namespace: str | None,
-    context: str | None,
+    kube_context: str | None,
     span: timedelta,
     url: str | None,
     connections: str | None,
@@ -122,7 +122,7 @@ def ask(
 
     Args:
         name, namespace: which pool; None for the namespace of the context.
-        context: of the kubeconfig; None for the current one.
+        kube_context: of the kubeconfig; None for the current one.
         span: how far back.
         url: a Prometheus that takes anybody's queries.
         connections: the operator's file of connections, of which the pool names one.
@@ -131,8 +131,7 @@ def ask(
     Raises:
         NoStory: it cannot be told; the message says why.
     """
-    from ballonet.cluster.client import KubernetesCluster  # noqa: PLC0415 - slow to import
-    from ballonet.cluster.connection import connect, context_namespace  # noqa: PLC0415
+    from ballonet.cluster.connection import context_namespace  # noqa: PLC0415 - slow to import
 
     prometheus: Callable[[Json], PrometheusConnection] | None = None
     if url is not None:
@@ -140,25 +139,18 @@ def ask(
     elif connections is not None:
         prometheus = partial(_named, Connections(connections))
 
-    async def read() -> Story:
-        cluster = KubernetesCluster(lambda: connect(context))
-        try:
-            return await tell(
-                cluster,
-                namespace or context_namespace(context),
-                name,
-                catalog=catalog,
-                span=span,
-                now=datetime.now(UTC),
-                prometheus=prometheus,
-            )
-        finally:
-            await cluster.close()
+    async def read(cluster: PeoplesCluster) -> Story:
+        return await tell(
+            cluster,
+            namespace or context_namespace(kube_context),
+            name,
+            catalog=catalog,
+            span=span,
+            now=datetime.now(UTC),
+            prometheus=prometheus,
+        )
 
-    try:
-        return asyncio.run(read())
-    except ApiError as error:
-        raise NoStory(error.message) from error
+    return asked(kube_context, read)
 
 
 def _at(url: str, _pool: Json) -> PrometheusConnection:

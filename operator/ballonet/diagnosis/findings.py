@@ -24,6 +24,8 @@ from ballonet.kv.units import counted
 SUSTAINED: Final = Fraction(4, 5)
 # What is found already is kept down to this share.
 STILL_SUSTAINED: Final = Fraction(1, 2)
+# What waiting requests are short of shows in this share of the samples.
+OFTEN: Final = Fraction(1, 3)
 # Ended requests of which means are taken.
 ENOUGH_REQUESTS: Final = 4
 # From this share of the ceiling on a request is near it.
@@ -75,9 +77,7 @@ def engine_stuck(history: History, facts: Facts, _found: bool) -> str | None:
     if window.seconds < facts.thresholds.stuck_seconds:
         return None
     running, waiting = window.last.running or 0, window.last.waiting_for_room or 0
-    return (
-        f"no token and no step for {window.seconds} s; {running:,} requests run, {waiting:,} wait"
-    )
+    return f"no token and no step for {window.seconds} s; {running:,} running, {waiting:,} waiting"
 
 
 def preempting(history: History, facts: Facts, _found: bool) -> str | None:
@@ -164,9 +164,14 @@ def _waiting(history: History, seconds: int, found: bool) -> Window | None:
 
 
 def _short_of(window: Window, facts: Facts) -> str | None:
-    """Return what the requests that wait are short of in most samples: slots, blocks or neither."""
-    short = Counter(_lacks(o, facts) for o in window.samples if o.waiting_for_room)
-    return max(("blocks", "slots", None), key=lambda what: short[what])
+    """Return what the requests that wait are short of: slots, blocks, or None for neither.
+
+    When several requests end in one step, gauges show for a moment that there is room.
+    """
+    waiting = [o for o in window.samples if o.waiting_for_room]
+    short = Counter(_lacks(o, facts) for o in waiting)
+    likely = [what for what in ("blocks", "slots") if short[what] >= len(waiting) * OFTEN]
+    return max(likely, key=lambda what: short[what], default=None)
 
 
 def _lacks(sample: Observation, facts: Facts) -> str | None:
@@ -487,17 +492,19 @@ def _usage_text(window: Window) -> str:
 def _waiting_text(window: Window, facts: Facts) -> str:
     waiting = window.peak(lambda o: o.waiting_for_room)
     return (
-        f"up to {counted(waiting, 'request')} wait for {window.seconds} s with up to "
+        f"up to {counted(waiting, 'request')} waiting for {window.seconds} s with up to "
         f"{window.peak(_running):,} of {_slots(window.last, facts):,} slots taken"
     )
 
 
 def _blocks_text(window: Window, facts: Facts) -> str:
-    free, needed = _free_blocks(window.last), facts.blocks_at_ceiling
-    if free is None:
+    waiting = [o for o in window.samples if o.waiting_for_room]
+    free = [blocks for o in waiting if (blocks := _free_blocks(o)) is not None]
+    if not free:
         return ""
-    whole = "" if needed is None else f"; a sequence at the ceiling takes {needed:,}"
-    return f"; {free:,} of {(window.last.blocks or 1) - 1:,} blocks are free{whole}"
+    needed = facts.blocks_at_ceiling
+    whole = "" if needed is None else f", a sequence at the ceiling takes {needed:,}"
+    return f"; down to {min(free):,} of {(window.last.blocks or 1) - 1:,} blocks free{whole}"
 
 
 # --- the chain ------------------------------------------------------------------------------------
