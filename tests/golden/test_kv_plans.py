@@ -79,8 +79,8 @@ def test_the_product_plans_for_real_gpus_where_the_emulated_one_has_artefacts() 
     stages = {"max_model_tokens": 8192, "pipeline": 2}
     # The older runner schedules one batch a stage; the newer prepares one more.
     emulated = layout(gemma, platform=EMULATED_GPU, **stages)
-    assert emulated.in_flight_tokens == 2 * 8192
-    assert layout(gemma, **stages).in_flight_tokens == 3 * 8192
+    assert emulated.limits.in_flight_tokens == 2 * 8192
+    assert layout(gemma, **stages).limits.in_flight_tokens == 3 * 8192
     # FlashMLA's blocks of 64 stand for the kernels of every generation.
     kimi = parse_config(json.dumps(CONFIGS["moonshotai/Kimi-K2-Instruct"]))
     latent = {"max_model_tokens": 8192, "block_tokens": None}

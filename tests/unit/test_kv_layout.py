@@ -320,7 +320,6 @@ def test_windows_keep_the_tokens_of_all_batches_in_flight_from_0_26_on() -> None
         model_layout(geometry, version=version, max_batched_tokens=8192)
         for version in ((0, 25, 1), (0, 26, 0))
     )
-    assert (one.in_flight_tokens, two.in_flight_tokens) == (8192, 16384)
     assert two.blocks(32768) - one.blocks(32768) == 8192 // 16
 
 

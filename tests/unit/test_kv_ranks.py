@@ -247,11 +247,8 @@ def test_the_cpu_takes_prompts_of_latent_models_whole_and_has_no_sparse_ones() -
 
 
 @pytest.mark.parametrize(
-    ("platform", "pipeline", "given", "batches"),
-    [(CUDA, 1, None, 2), (CUDA, 4, None, 5), (CPU, 1, None, 1), (CPU, 2, None, 2), (CUDA, 2, 7, 7)],
+    ("platform", "pipeline", "batches"), [(CUDA, 1, 2), (CUDA, 4, 5), (CPU, 1, 1), (CPU, 2, 2)]
 )
-def test_batches_in_flight(
-    platform: Platform, pipeline: int, given: int | None, batches: int
-) -> None:
-    settings = EngineSettings(V32, platform, 8192, 8192, pipeline=pipeline, batches_in_flight=given)
+def test_batches_in_flight(platform: Platform, pipeline: int, batches: int) -> None:
+    settings = EngineSettings(V32, platform, 8192, 8192, pipeline=pipeline)
     assert settings.max_concurrent_batches == batches

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from ballonet.engines.base import HostCache, UserArguments
 from ballonet.engines.vllm_versions import parse_version
 from ballonet.kv.layout import CacheLayout
-from ballonet.kv.specs import CacheKind
+from ballonet.kv.specs import KEEPS_ALL, CacheKind
 from ballonet.kv.units import GIB
 
 
@@ -54,7 +54,6 @@ _SHARED_SINCE: Final = (0, 20, 0)
 # Before this the connector takes NVIDIA GPUs alone.
 _OTHER_VENDORS_SINCE: Final = (0, 11, 2)
 _LEAVE_OUT: Final = "leave it out, or set spec.offload.mode to Disabled"
-_ONE_TABLE: Final = frozenset((CacheKind.FULL, CacheKind.MLA))
 
 
 def _era(version: str) -> _Era | None:
@@ -129,7 +128,7 @@ def layout_problem(version: str, layout: CacheLayout | None) -> str | None:
     """
     era = _era(version)
     specs = [] if layout is None else [group.spec for group in layout.groups]
-    one_table = len(specs) == 1 and specs[0].kind in _ONE_TABLE
+    one_table = len(specs) == 1 and specs[0].kind in KEEPS_ALL
     if era is not None and not era.hybrid and not one_table:
         return (
             f"spec.offload.mode: the connector of vLLM {version} switches the hybrid KV cache "

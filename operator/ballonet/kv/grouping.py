@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from ballonet.kv.rules import LatentTables, LayoutRules, PagePadding
 from ballonet.kv.settings import EngineRefuses
-from ballonet.kv.specs import CacheKind, CacheSpec
+from ballonet.kv.specs import KEEPS_ALL, WINDOWED, CacheKind, CacheSpec
 from ballonet.kv.units import ceil_div, round_up
 
 Layers: TypeAlias = Mapping[int, CacheSpec]
@@ -22,8 +22,6 @@ Layers: TypeAlias = Mapping[int, CacheSpec]
 VERSION_FIELD: Final = "spec.engine.version"
 """Named where a version cannot lay out some layers; which version it is, the caller knows."""
 
-_KEEPS_ALL = frozenset({CacheKind.FULL, CacheKind.MLA})
-_WINDOWED = frozenset({CacheKind.SLIDING, CacheKind.SLIDING_MLA})
 # What a layer becomes where all its tokens are kept, though it looks at some of them only.
 _PROMOTED = {
     CacheKind.SLIDING_MLA: CacheKind.MLA,
@@ -191,8 +189,7 @@ def _are_of_one_type(specs: Iterable[CacheSpec], rules: LayoutRules) -> bool:
     # A plain window takes latents with the same window in, but not the other way round.
     if specs[0].kind is CacheKind.SLIDING:
         return all(
-            spec.kind in _WINDOWED and spec.window_tokens == specs[0].window_tokens
-            for spec in specs
+            spec.kind in WINDOWED and spec.window_tokens == specs[0].window_tokens for spec in specs
         )
     return len({_type(spec, rules) for spec in specs}) == 1
 
@@ -227,8 +224,8 @@ def _promoted(layers: Layers, rules: LayoutRules) -> Layers:
         return layers
     kinds = {spec.kind for spec in layers.values()}
     promoted = layers
-    if kinds & _KEEPS_ALL and kinds & _PROMOTED.keys():
-        blocks = {spec.block_tokens for spec in layers.values() if spec.kind in _KEEPS_ALL}
+    if kinds & KEEPS_ALL and kinds & _PROMOTED.keys():
+        blocks = {spec.block_tokens for spec in layers.values() if spec.kind in KEEPS_ALL}
         if CacheKind.SLIDING_MLA in kinds and not rules.promotes_windowed_latents:
             raise _not_promoted("a kind that this version can promote")
         # The block of the full layers; before 0.27 for windowed latents alone.
@@ -469,7 +466,7 @@ def _packed_groups(layers: Layers, rules: LayoutRules) -> tuple[CacheGroup, ...]
     def is_spread(bucket: _Bucket) -> bool:
         if bucket.kind is CacheKind.STATE or not rules.packs_windows_as_states:
             return bucket.kind is CacheKind.STATE
-        return bucket.kind is CacheKind.RING or (bucket.kind in _WINDOWED and repeats is None)
+        return bucket.kind is CacheKind.RING or (bucket.kind in WINDOWED and repeats is None)
 
     block_bytes = max(
         bucket.widest(len(bucket.layers) if is_spread(bucket) else groups_of(bucket))

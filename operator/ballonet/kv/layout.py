@@ -35,11 +35,9 @@ from ballonet.kv.rules import (
     sequence_blocks,
 )
 from ballonet.kv.settings import Device, EngineRefuses, EngineSettings
-from ballonet.kv.specs import CacheKind, CacheSpec
+from ballonet.kv.specs import KEEPS_ALL, WINDOWED, CacheKind, CacheSpec
 from ballonet.kv.units import ceil_div, largest
 
-_KEEPS_ALL: Final = {CacheKind.FULL, CacheKind.MLA}
-_WINDOWED: Final = {CacheKind.SLIDING, CacheKind.SLIDING_MLA}
 # A state is kept where a step of the engine happened to end, encoder output is never shared.
 _NEVER_SHARED: Final = {CacheKind.STATE, CacheKind.CROSS}
 # Methods of drafting that vLLM calls eagle.
@@ -96,16 +94,11 @@ class CacheLayout:
     @property
     def block_tokens(self) -> int:
         """Tokens of a block for people: the least among layers that keep all tokens, if any do."""
-        for kinds in (_KEEPS_ALL, _WINDOWED | {CacheKind.CHUNKED}):
+        for kinds in (KEEPS_ALL, WINDOWED | {CacheKind.CHUNKED}):
             spans = [self._span(group) for group in self.groups if group.spec.kind in kinds]
             if spans:
                 return min(spans)
         return min(group.block_tokens for group in self.groups)
-
-    @property
-    def in_flight_tokens(self) -> int:
-        """Tokens scheduled and not yet settled, which windows keep alive."""
-        return self.limits.in_flight_tokens
 
     def group_blocks(self, group: CacheGroup, tokens: int) -> int:
         """Return the blocks that a sequence of this many tokens holds in one group.
@@ -195,7 +188,7 @@ class CacheLayout:
             return 0
         found = prefix_tokens // self.prefix_granularity_tokens * self.prefix_granularity_tokens
         return sum(
-            found // self._span(group) for group in self.groups if group.spec.kind in _KEEPS_ALL
+            found // self._span(group) for group in self.groups if group.spec.kind in KEEPS_ALL
         )
 
     def with_block_tokens(self, tokens: int) -> CacheLayout:
@@ -294,9 +287,7 @@ def _limits(
     geometry: ModelGeometry, settings: EngineSettings, rules: LayoutRules
 ) -> SequenceLimits:
     """Return the limits; batches in flight as ``max_concurrent_batches`` of ``config/vllm.py``."""
-    batches = 1
-    if rules.batches_in_flight:
-        batches = settings.max_concurrent_batches
+    batches = settings.max_concurrent_batches if rules.batches_in_flight else 1
     step = settings.max_batched_tokens
     return SequenceLimits(
         in_flight_tokens=batches * step,
@@ -429,7 +420,7 @@ def _check_windows(layout: CacheLayout) -> None:
     ranks = layout.limits.decode_context
     planned = {group.spec for group in layout.groups}
     counted = {demand.spec for rank in layout.ranks for demand in rank.demands}
-    if ranks > 1 and any(spec.kind in _WINDOWED and spec.dcp_sharded for spec in planned | counted):
+    if ranks > 1 and any(spec.kind in WINDOWED and spec.dcp_sharded for spec in planned | counted):
         raise _no_decode_context(ranks)
 
 
@@ -442,7 +433,7 @@ def _check_mix(layout: CacheLayout) -> None:
     ranks = layout.limits.decode_context
     if ranks > 1 and (chunked or not layout.rules.shards_mixed_groups):
         raise _no_decode_context(ranks)
-    full = sum(spec.kind in _KEEPS_ALL for spec in kinds)
+    full = sum(spec.kind in KEEPS_ALL for spec in kinds)
     if layout.prefix_caching and not layout.rules.caches_any_mix and (full, len(kinds)) != (1, 2):
         raise EngineRefuses(
             "spec.sequence.prefixCaching",

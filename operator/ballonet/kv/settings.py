@@ -141,7 +141,6 @@ class EngineSettings:
         state_cache_type, state_ssm_cache_type: --mamba-cache-dtype, --mamba-ssm-cache-dtype.
         state_cache_mode: --mamba-cache-mode; None for the default.
         state_block_tokens: --mamba-block-size.
-        batches_in_flight: None for the rule of version and platform.
     """
 
     version: Version
@@ -151,8 +150,6 @@ class EngineSettings:
     tensor: int = 1
     pipeline: int = 1
     decode_context: int = 1
-    data: int = 1
-    expert_parallel: bool = False
     block_tokens: int | None = None
     dtype: str | None = None
     kv_cache_type: str = "auto"
@@ -163,13 +160,10 @@ class EngineSettings:
     state_ssm_cache_type: str = "auto"
     state_cache_mode: str | None = None
     state_block_tokens: int | None = None
-    batches_in_flight: int | None = None
 
     @property
     def max_concurrent_batches(self) -> int:
         """Batches that may be scheduled and not yet settled (``config/vllm.py``, 0.32.0)."""
-        if self.batches_in_flight is not None:
-            return self.batches_in_flight
         platform = self.platform
         ahead = platform.async_scheduling and (platform.async_pipeline or self.pipeline == 1)
         return self.pipeline + ahead

@@ -7,6 +7,7 @@ vLLM's own (``v1/kv_cache_interface.py``, 0.10.2 to 0.33.0).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -32,6 +33,11 @@ class CacheKind(StrEnum):
     """The token group that a compressor is still collecting: one block a sequence."""
 
 
+KEEPS_ALL: Final = frozenset({CacheKind.FULL, CacheKind.MLA})
+"""Kinds that keep every token of a sequence."""
+WINDOWED: Final = frozenset({CacheKind.SLIDING, CacheKind.SLIDING_MLA})
+"""Kinds that keep the last tokens of a sequence."""
+
 ELEMENT_BYTES: Final = {
     "float32": 4,
     "bfloat16": 2,
@@ -42,6 +48,14 @@ ELEMENT_BYTES: Final = {
     "float8_e5m2": 1,
 }
 """Bytes of one element of a cache, by the name of its type."""
+
+
+def bytes_of_state(shapes: Iterable[Iterable[int]], elements: Iterable[str]) -> int:
+    """Return the bytes of a state whose parts have these shapes and types."""
+    return sum(
+        prod(shape) * ELEMENT_BYTES[element]
+        for shape, element in zip(shapes, elements, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +108,7 @@ class CacheSpec:
     @property
     def state_bytes(self) -> int:
         """Bytes of the state of one sequence."""
-        return sum(
-            prod(shape) * ELEMENT_BYTES[element]
-            for shape, element in zip(self.state_shapes, self.state_elements, strict=True)
-        )
+        return bytes_of_state(self.state_shapes, self.state_elements)
 
     @property
     def content_bytes(self) -> int:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import lcm, prod
+from math import lcm
 from typing import Final
 
 from ballonet.kv.layers import Attention, Cache, Latent, Mechanism, State
 from ballonet.kv.settings import EngineRefuses, EngineSettings, Version
-from ballonet.kv.specs import ELEMENT_BYTES, CacheKind, CacheSpec
+from ballonet.kv.specs import CacheKind, CacheSpec, bytes_of_state
 from ballonet.kv.units import ceil_div, round_up
 
 NONE: Final = "none"
@@ -291,10 +291,7 @@ def _drafted_tokens(settings: EngineSettings) -> int:
 
 
 def _state_bytes(state: State, settings: EngineSettings, element: str) -> int:
-    shapes, elements = _parts(state, settings, element)
-    return sum(
-        prod(shape) * ELEMENT_BYTES[kind] for shape, kind in zip(shapes, elements, strict=True)
-    )
+    return bytes_of_state(*_parts(state, settings, element))
 
 
 def _parts(

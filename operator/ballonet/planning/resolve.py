@@ -9,7 +9,6 @@ from typing import Final
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.quantity import quantity_bytes
 from ballonet.api.v1alpha1 import (
-    ExpertParallel,
     InferencePoolSpec,
     KvCacheType,
     PrefixCaching,
@@ -70,7 +69,7 @@ class Resolved:
     Attributes:
         arguments: what the user's own arguments change.
         geometry: the model's geometry; None when its layout is not understood.
-        layout: cache layout of one engine; None with geometry, and where ``problem`` says why.
+        layout: cache layout of one engine; None where ``layout_problem`` says why.
         layout_problem: why the layout is not understood, and what the user can do.
         weights: size of the weights; None when unknown.
         speculation: how tokens are drafted, if they are.
@@ -338,8 +337,6 @@ def _settings(
         tensor=parallelism.tensor,
         pipeline=parallelism.pipeline,
         decode_context=parallelism.decode_context,
-        data=parallelism.data,
-        expert_parallel=parallelism.expert is ExpertParallel.ENABLED,
         block_tokens=sequence.block_tokens
         or (vllm.default_block_tokens(device.device) if plain else None),
         kv_cache_type=arguments.kv_cache_type or _KV_CACHE_TYPES[sequence.kv_cache_type],
