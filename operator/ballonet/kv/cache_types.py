@@ -87,7 +87,6 @@ CACHE_TYPES: Final = {
         CacheType(AUTO, None),
         CacheType("bfloat16", "bfloat16"),
         CacheType("float16", "float16"),
-        CacheType("half", "float16"),
         *(CacheType(name) for name in ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", FP8_LATENT)),
         CacheType("nvfp4_ds_mla"),
         _nvfp4("nvfp4"),

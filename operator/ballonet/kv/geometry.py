@@ -15,7 +15,7 @@ from ballonet.kv.config import (
     text_part,
 )
 from ballonet.kv.families import draft_layers_of, layers_of
-from ballonet.kv.families.attention import query_heads
+from ballonet.kv.families.attention import hidden_size, query_heads
 from ballonet.kv.families.defaults import nested_defaults, text_model_type
 from ballonet.kv.layers import Attention, Layer, State
 from ballonet.kv.parameters import (
@@ -37,7 +37,6 @@ DTYPES: Final = {
 }
 _RUN_AS: Final = {"float32": "bfloat16"}
 # One rule a kind of figure; the first name that is present counts.
-_HIDDEN: Final = ("hidden_size", "n_embd", "d_model", "dim")
 _INTERMEDIATE: Final = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
 _EXPERTS_PER_TOKEN: Final = (
     *("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k"),
@@ -123,7 +122,7 @@ def parse_config(text: str) -> ModelGeometry:
         LayoutNotUnderstood: what the layers keep is not known; names the field that showed it.
     """
     outer = load_config(text)
-    config, encoder = _text_part(outer)
+    config, encoder = _text_and_encoder(outer)
     model_type = text_model_type(config.word("model_type"), outer.word("model_type"))
     if model_type is None:
         raise InvalidModelConfig(
@@ -140,10 +139,12 @@ def parse_config(text: str) -> ModelGeometry:
         (cache.kv_heads for cache in attention), default=heads
     )
     head_dim = max((cache.head_dim for cache in attention), default=_latent_key(config, heads))
-    hidden = config.number(*_HIDDEN)
-    vocab = config.number(*_VOCAB)
+    hidden, vocab = hidden_size(config), config.number(*_VOCAB)
+    experts = config.optional(*_EXPERTS_PER_TOKEN, least=0, most=4096) or 0
     quantization = _quantization(config, outer)
-    counted = _counted(config, outer, caches, model_type=model_type, heads=heads)
+    counted = _counted(
+        config, outer, caches, model_type=model_type, hidden=hidden, vocab=vocab, heads=heads
+    )
     return ModelGeometry(
         model_type=model_type,
         caches=caches,
@@ -151,7 +152,7 @@ def parse_config(text: str) -> ModelGeometry:
         kv_heads=kv_heads,
         head_dim=head_dim,
         hidden=hidden,
-        intermediate=_working_width(config),
+        intermediate=_working_width(config, experts),
         vocab=vocab,
         dtype=_dtype(config, outer),
         draft=draft_layers_of(config, model_type),
@@ -164,11 +165,11 @@ def parse_config(text: str) -> ModelGeometry:
         declared_kv_cache=None if quantization is None else _declared_kv_cache(quantization),
         encoder=encoder,
         encoder_tokens=config.optional("max_source_positions", most=MAX_TOKENS),
-        experts_per_token=config.optional(*_EXPERTS_PER_TOKEN, least=0, most=4096) or 0,
+        experts_per_token=experts,
     )
 
 
-def _text_part(outer: Config) -> tuple[Config, str | None]:
+def _text_and_encoder(outer: Config) -> tuple[Config, str | None]:
     """Return the config of the language model, and what shows an encoder beside it."""
     config = text_part(outer)
     if config is not outer:
@@ -190,7 +191,7 @@ def _latent_key(config: Config, heads: int) -> int:
         return 0
     nope = config.optional("qk_nope_head_dim", least=0)
     if nope is None:
-        return config.optional("head_dim", least=0) or config.number(*_HIDDEN) // heads
+        return config.optional("head_dim", least=0) or hidden_size(config) // heads
     return nope + (config.optional("qk_rope_head_dim", least=0) or 0)
 
 
@@ -236,15 +237,14 @@ def _dtype(config: Config, outer: Config) -> str:
     return "float32"
 
 
-def _working_width(config: Config) -> int | None:
+def _working_width(config: Config, experts_per_token: int) -> int | None:
     """Return how wide the MLP of one token is: of experts, those that a token passes through."""
     dense = config.widest(*_INTERMEDIATE)
     expert = config.widest("moe_intermediate_size")
-    per_token = config.optional(*_EXPERTS_PER_TOKEN, least=0, most=4096)
-    if not per_token:
+    if not experts_per_token:
         return dense
     width = expert or dense
-    return None if width is None else max(width * per_token, dense or 0)
+    return None if width is None else max(width * experts_per_token, dense or 0)
 
 
 def _quantization(config: Config, outer: Config) -> Config | None:
@@ -257,7 +257,14 @@ def _quantization(config: Config, outer: Config) -> Config | None:
 
 
 def _counted(
-    config: Config, outer: Config, caches: tuple[Layer, ...], *, model_type: str, heads: int
+    config: Config,
+    outer: Config,
+    caches: tuple[Layer, ...],
+    *,
+    model_type: str,
+    hidden: int,
+    vocab: int,
+    heads: int,
 ) -> Parameters | None:
     """Return the parameters; a field that only they need leaves them unknown, not the model."""
     try:
@@ -269,7 +276,15 @@ def _counted(
             ),
             None,
         )
-        return count_parameters(config, caches, model_type=model_type, heads=heads, tied=tied)
+        return count_parameters(
+            config,
+            caches,
+            model_type=model_type,
+            hidden=hidden,
+            vocab=vocab,
+            heads=heads,
+            tied=tied,
+        )
     except InvalidModelConfig:
         return None
 

@@ -102,7 +102,14 @@ class Parameters:
 
 
 def count_parameters(
-    config: Config, caches: tuple[Layer, ...], *, model_type: str, heads: int, tied: bool | None
+    config: Config,
+    caches: tuple[Layer, ...],
+    *,
+    model_type: str,
+    hidden: int,
+    vocab: int,
+    heads: int,
+    tied: bool | None,
 ) -> Parameters | None:
     """Return the parameters of a model, or None where its shape is not known.
 
@@ -110,6 +117,8 @@ def count_parameters(
         config: the language model's part of config.json.
         caches: what each layer keeps, which says what computes it.
         model_type: family.
+        hidden: elements of the hidden state of one token.
+        vocab: entries of an embedding.
         heads: query heads of a layer.
         tied: whether input and output share one embedding; None where the config does not say.
 
@@ -117,9 +126,7 @@ def count_parameters(
         InvalidModelConfig: a field that counts cannot be used.
     """
     matrices = 3 if model_type in _GATED else 2 if model_type in _PLAIN else None
-    hidden = config.optional("hidden_size", "n_embd", "d_model")
-    vocab = config.optional("vocab_size", "padded_vocab_size")
-    if matrices is None or hidden is None or vocab is None:
+    if matrices is None:
         return None
     if config.optional("hidden_size_per_layer_input", least=0):
         return None  # Embeddings of every layer.

@@ -401,6 +401,10 @@ def _indexed(config: Config, shape: Attention) -> Layer:
     return (KeyIndex(dim, quantized=False), replace(shape, indexed=True))
 
 
+# How most families call the number of layers that draft tokens.
+DRAFT_LAYERS: Final = "num_nextn_predict_layers"
+
+_MINIMAX_M3: Final = ("minimax_m3", "minimax_m3_text", "minimax_m3_vl", "minimax_m3_vl_text")
 _SWA_HEADS: Final = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
 
 # Families in which all layers keep all tokens, or all a window where the config has one.
@@ -423,76 +427,78 @@ _QWEN: Final = (
     *("qwen3_omni_moe_text", "minicpmv", "minicpmo"),
 )
 
-_GEMMA4: Final = _with_exceptions(
-    _shared(attention(kinds=every(6, last_full=True), full_heads=_gemma4_full_heads))
-)
 _WINDOW_PATTERN: Final = ("sliding_window_pattern", "_sliding_window_pattern")
-_COHERE2: Final = attention(kinds=every(4, *_WINDOW_PATTERN), window_excludes_self=True)
-_EXAONE: Final = attention(kinds=every(4, *_WINDOW_PATTERN))
-_STEP3P5: Final = attention(kinds=every(2, offset=0), sliding_heads=_step3p5_sliding_heads)
 _MIMO_HEADS: Final = grouped("num_key_value_heads", value="v_head_dim")
-_MIMO_V2: Final = attention(
-    _MIMO_HEADS,
-    kinds=_by_switches("hybrid_layer_pattern", on=SLIDING, off=FULL),
-    sliding_heads=_prefixed("swa_", _SWA_HEADS, _MIMO_HEADS),
-)
 
 ATTENTION_FAMILIES: Final[Mapping[str, Family]] = {
     **dict.fromkeys(PLAIN, attention()),
     **dict.fromkeys(_QWEN, attention(kinds=_qwen_kinds, window_off=True)),
     "afmoe": attention(kinds=every(4, "global_attn_every_n_layers")),
     "chatglm": attention(_chatglm_heads),
-    "cohere2": _COHERE2,
-    "cohere2_moe": _COHERE2,
+    **dict.fromkeys(
+        ("cohere2", "cohere2_moe"),
+        attention(kinds=every(4, *_WINDOW_PATTERN), window_excludes_self=True),
+    ),
     "cwm": attention(kinds=every(4, offset=1)),
     "dbrx": attention(_dbrx_heads),
-    "exaone4": _EXAONE,
-    "exaone_moe": _EXAONE,
-    "falcon": attention(_falcon_heads),
-    "RefinedWeb": attention(_falcon_heads),
-    "RefinedWebModel": attention(_falcon_heads),
+    **dict.fromkeys(("exaone4", "exaone_moe"), attention(kinds=every(4, *_WINDOW_PATTERN))),
+    **dict.fromkeys(("falcon", "RefinedWeb", "RefinedWebModel"), attention(_falcon_heads)),
     "gemma2": attention(kinds=every(2)),
-    "gemma3": attention(kinds=every(6, *_WINDOW_PATTERN)),
-    "gemma3_text": attention(kinds=every(6, *_WINDOW_PATTERN)),
-    "gemma3n": _shared(attention(kinds=every(5))),
-    "gemma3n_text": _shared(attention(kinds=every(5))),
-    "gemma4": _GEMMA4,
-    "gemma4_text": _GEMMA4,
-    "gemma4_unified_text": _GEMMA4,
+    **dict.fromkeys(("gemma3", "gemma3_text"), attention(kinds=every(6, *_WINDOW_PATTERN))),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), _shared(attention(kinds=every(5)))),
+    **dict.fromkeys(
+        ("gemma4", "gemma4_text", "gemma4_unified_text"),
+        _with_exceptions(
+            _shared(attention(kinds=every(6, last_full=True), full_heads=_gemma4_full_heads))
+        ),
+    ),
     "gpt_bigcode": attention(_multi_query("multi_query", default=True, kv_heads=plain)),
     "gpt_oss": attention(kinds=every(2)),
-    "granite_swa": attention(kinds=every(4, offset=1)),
-    "granitemoe_swa": attention(kinds=every(4, offset=1)),
-    "laguna": attention(kinds=lambda _, layers: (FULL,) * layers),
-    "llama4": attention(kinds=_llama4_kinds),
-    "llama4_text": attention(kinds=_llama4_kinds),
-    "mellum": attention(kinds=lambda _, layers: (FULL,) * layers),
-    "mimo_v2": _MIMO_V2,
-    "mimo_v2_flash": _MIMO_V2,
+    **dict.fromkeys(("granite_swa", "granitemoe_swa"), attention(kinds=every(4, offset=1))),
+    **dict.fromkeys(("laguna", "mellum"), attention(kinds=lambda _, layers: (FULL,) * layers)),
+    **dict.fromkeys(("llama4", "llama4_text"), attention(kinds=_llama4_kinds)),
+    **dict.fromkeys(
+        ("mimo_v2", "mimo_v2_flash"),
+        attention(
+            _MIMO_HEADS,
+            kinds=_by_switches("hybrid_layer_pattern", on=SLIDING, off=FULL),
+            sliding_heads=_prefixed("swa_", _SWA_HEADS, _MIMO_HEADS),
+        ),
+    ),
     "minicpm3": attention(_separate_key_parts),
-    "minimax_m3": _minimax_m3,
-    "minimax_m3_text": _minimax_m3,
-    "minimax_m3_vl": _minimax_m3,
-    "minimax_m3_vl_text": _minimax_m3,
+    **dict.fromkeys(_MINIMAX_M3, _minimax_m3),
     "ministral": attention(),
     "nemotron-nas": _nemotron_nas,
     "olmo3": attention(kinds=every(4)),
     "smollm3": attention(kinds=_qwen_kinds, window_off=True),
     "step3_text": attention(_step3_heads),
-    "step3p5": _STEP3P5,
-    "step3p7": _STEP3P5,
+    **dict.fromkeys(
+        ("step3p5", "step3p7"),
+        attention(kinds=every(2), sliding_heads=_step3p5_sliding_heads),
+    ),
     "vaultgemma": attention(kinds=every(2)),
 }
 
 
-def drafting(layer: Callable[[Config], Layer], *keys: str) -> Family:
-    """Return a family of draft layers that are all alike, counted by the first key present."""
+def drafting(layer: Callable[[Config], Layer], *keys: str, default: int = 0) -> Family:
+    """Return a family of draft layers that are all alike, counted by the first key present.
+
+    Args:
+        layer: what one of them keeps.
+        keys: fields that count them; without any, the one that most families have.
+        default: their number where no field gives it.
+    """
 
     def layers_of(config: Config) -> tuple[Layer, ...]:
-        count = config.optional(*keys, least=0, most=MAX_LAYERS) or 0
+        count = config.number(*(keys or (DRAFT_LAYERS,)), least=0, most=MAX_LAYERS, default=default)
         return (layer(config),) * count if count else ()
 
     return layers_of
+
+
+def plain_layer(config: Config) -> Layer:
+    """Return a layer of plain attention."""
+    return (plain(config),)
 
 
 def _minimax_m3_draft(config: Config) -> Layer:
@@ -501,11 +507,11 @@ def _minimax_m3_draft(config: Config) -> Layer:
 
 ATTENTION_DRAFTS: Final[Mapping[str, Family]] = {
     **dict.fromkeys(
-        ("minimax_m3", "minimax_m3_text", "minimax_m3_vl", "minimax_m3_vl_text"),
-        drafting(_minimax_m3_draft, "num_mtp_modules", "num_nextn_predict_layers"),
+        _MINIMAX_M3,
+        drafting(_minimax_m3_draft, "num_mtp_modules", DRAFT_LAYERS),
     ),
     **dict.fromkeys(
         ("ernie4_5_moe", "exaone_moe", "glm4_moe", "glm_ocr_text", "hy_v3", "mimo", "step3p5"),
-        drafting(lambda config: (plain(config),), "num_nextn_predict_layers"),
+        drafting(plain_layer),
     ),
 }

@@ -130,8 +130,10 @@ def _draft_layer(config: Config) -> Layer:
 
 LATENT_DRAFTS: Final[Mapping[str, Family]] = {
     **dict.fromkeys(
-        ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2"),
-        drafting(_draft_layer, "num_nextn_predict_layers"),
+        (
+            *("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2"),
+            "longcat_flash",
+        ),
+        drafting(_draft_layer),
     ),
-    "longcat_flash": drafting(_draft_layer, "num_nextn_predict_layers"),
 }

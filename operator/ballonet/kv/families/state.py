@@ -13,7 +13,15 @@ from typing import Final, TypeAlias
 
 from ballonet.api.quoting import quoted
 from ballonet.kv.config import MAX_LAYERS, Config, InvalidModelConfig, LayoutNotUnderstood
-from ballonet.kv.families.attention import Family, drafting, head_size, layer_count, plain
+from ballonet.kv.families.attention import (
+    DRAFT_LAYERS,
+    Family,
+    drafting,
+    head_size,
+    layer_count,
+    plain,
+    plain_layer,
+)
 from ballonet.kv.families.latent import latent_cache
 from ballonet.kv.layers import Attention, Latent, Layer, Mechanism, State
 
@@ -28,9 +36,6 @@ _WITHOUT_CACHE: Final = frozenset(("mlp", "moe", "-", "E"))
 
 # Number formats of states (MambaDType in config/cache.py).
 _ELEMENTS: Final = ("float32", "bfloat16", "float16")
-
-# How most families call the number of layers that draft tokens.
-_DRAFTS: Final = "num_nextn_predict_layers"
 
 _FULL: Final = "full_attention"
 _STATE: Final = "linear_attention"
@@ -443,7 +448,7 @@ STATE_FAMILIES: Final[Mapping[str, Family]] = {
 
 def _nemotron_h_drafts(config: Config) -> tuple[Layer, ...]:
     """Return the layers of the one MTP block: attention and experts, unless the config says so."""
-    if not config.optional(_DRAFTS, least=0):
+    if not config.optional(DRAFT_LAYERS, least=0):
         return ()
     words: Sequence[str] | None = config.words("mtp_layers_block_type")
     words = words or config.word("mtp_hybrid_override_pattern") or "*E"
@@ -451,18 +456,11 @@ def _nemotron_h_drafts(config: Config) -> tuple[Layer, ...]:
     return tuple(layer for word in words if word in _WITH_ATTENTION)
 
 
-def _qwen_drafts(key: str) -> Family:
-    """Return layers of plain attention; one where the config does not count them."""
-    return lambda config: (
-        ((plain(config),),) * config.number(key, least=0, most=MAX_LAYERS, default=1)
-    )
-
-
 STATE_DRAFTS: Final[Mapping[str, Family]] = {
-    "bailing_hybrid": drafting(lambda config: (_bailing_latent(config),), _DRAFTS),
-    "kimi_linear": drafting(lambda config: (_latent(config),), _DRAFTS),
-    **dict.fromkeys(_QWEN, _qwen_drafts("mtp_num_hidden_layers")),
-    "qwen3_next": _qwen_drafts(_DRAFTS),
+    "bailing_hybrid": drafting(lambda config: (_bailing_latent(config),)),
+    "kimi_linear": drafting(lambda config: (_latent(config),)),
+    **dict.fromkeys(_QWEN, drafting(plain_layer, "mtp_num_hidden_layers", default=1)),
+    "qwen3_next": drafting(plain_layer, default=1),
     "nemotron_h": _nemotron_h_drafts,
     "nemotron_h_puzzle": _nemotron_h_drafts,
 }
