@@ -18,7 +18,8 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "operator"))
+SOURCES = [str(ROOT / "operator"), str(ROOT / "probe")]
+sys.path[:0] = SOURCES
 
 from ballonet.api.v1alpha1 import InferencePoolSpec  # noqa: E402
 from ballonet.planning.plan import plan_pool  # noqa: E402
@@ -97,7 +98,7 @@ def command(file: Path) -> None:
         [sys.executable, "-m", "ballonet", "plan", "-f", str(file)],
         stdout=subprocess.DEVNULL,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "operator")},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)},
     )
 
 

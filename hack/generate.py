@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "operator")]
+sys.path[:0] = [str(ROOT), str(ROOT / "operator"), str(ROOT / "probe")]
 
 from ballonet.api import crdgen  # noqa: E402 - found by the line above
 from hack import diagnosis, reference  # noqa: E402

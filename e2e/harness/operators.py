@@ -174,7 +174,7 @@ class LocalOperator:
         host, port = self.server
         environment = {
             "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(self.source),
+            "PYTHONPATH": f"{self.source}:{REPOSITORY / 'probe'}",
             "PYTHONUNBUFFERED": "1",
             "HOME": str(self.folder),
             "KUBERNETES_SERVICE_HOST": host,

@@ -64,6 +64,7 @@ IMAGES = {
                 REPOSITORY / "README.md",
                 REPOSITORY / "LICENSE",
                 REPOSITORY / "operator",
+                REPOSITORY / "probe" / "ballonet_probe",
             ),
         ),
         Image(

@@ -18,6 +18,7 @@ from ballonet.planning.remedies import apply_merge_patch
 from tests.pools import DEMO, H100, TINY_CONFIG
 
 ROOT = Path(__file__).parents[2]
+SOURCES = os.pathsep.join((str(ROOT / "operator"), str(ROOT / "probe")))
 EXAMPLES = ROOT / "examples"
 
 
@@ -562,7 +563,7 @@ def ballonet(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[st
         text=True,
         check=False,
         timeout=50,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "operator")},
+        env={**os.environ, "PYTHONPATH": SOURCES},
     )
 
 
@@ -593,7 +594,7 @@ print(sorted(heavy & set(sys.modules)), file=sys.stderr)
         text=True,
         check=True,
         timeout=50,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "operator")},
+        env={**os.environ, "PYTHONPATH": SOURCES},
     )
     assert json.loads(result.stdout)["fits"] is True
     assert result.stderr.strip() == "[]"
@@ -617,7 +618,7 @@ print(sorted(heavy & set(sys.modules)), file=sys.stderr)
         text=True,
         check=True,
         timeout=50,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "operator")},
+        env={**os.environ, "PYTHONPATH": SOURCES},
     )
     assert "--agents" in result.stdout
     assert result.stderr.strip() == "[]"
@@ -631,7 +632,7 @@ def test_a_closed_pipe_is_no_traceback() -> None:
         text=True,
         check=False,
         timeout=50,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "operator")},
+        env={**os.environ, "PYTHONPATH": SOURCES},
     )
     assert "Traceback" not in process.stderr
     assert "Exception" not in process.stderr
@@ -662,7 +663,7 @@ def test_a_fault_of_the_streams_is_never_taken_for_an_unfit_pool(
         text=True,
         check=False,
         timeout=50,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "operator")},
+        env={**os.environ, "PYTHONPATH": SOURCES},
     )
     assert process.returncode == code
     assert process.stderr.strip() == (f"ballonet: {words}" if words else "")
@@ -677,7 +678,7 @@ def test_an_output_without_unicode_shows_the_numbers_of_characters(tmp_path: Pat
         capture_output=True,
         check=False,
         timeout=50,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "operator"), "PYTHONIOENCODING": "ascii"},
+        env={**os.environ, "PYTHONPATH": SOURCES, "PYTHONIOENCODING": "ascii"},
     )
     assert (process.returncode, process.stderr) == (0, b"")
     assert rb"a-\xfc" in process.stdout
@@ -699,7 +700,7 @@ main()
         text=True,
         check=False,
         timeout=50,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "operator")},
+        env={**os.environ, "PYTHONPATH": SOURCES},
     )
     assert process.returncode == 2
     assert "NameError" in process.stderr
@@ -710,7 +711,7 @@ def test_a_terminal_gets_colours_unless_they_are_unwanted(tmp_path: Path) -> Non
     file.write_text(text(pool()))
     command = f"{sys.executable} -m ballonet plan -f {file}"
     terminal = {
-        "PYTHONPATH": str(ROOT / "operator"),
+        "PYTHONPATH": SOURCES,
         "TERM": "xterm-256color",
         "COLUMNS": "120",
         "PYTHONIOENCODING": "utf-8",

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-OPERATOR = Path(__file__).parents[2] / "operator"
+ROOT = Path(__file__).parents[2]
+SOURCES = os.pathsep.join((str(ROOT / "operator"), str(ROOT / "probe")))
 
 
 def test_planning_imports_no_client_no_server_and_no_data_frame() -> None:
@@ -23,6 +24,6 @@ def test_planning_imports_no_client_no_server_and_no_data_frame() -> None:
         text=True,
         check=True,
         timeout=50,
-        env={**os.environ, "PYTHONPATH": str(OPERATOR)},
+        env={**os.environ, "PYTHONPATH": SOURCES},
     )
     assert done.stdout.split() == []
