@@ -99,8 +99,13 @@ def test_blocks_that_are_given_are_the_blocks() -> None:
         DENSE, "--num-gpu-blocks-override", "5000", budget={"kvCacheMemoryPerRank": "20Gi"}
     )
     assert "spec.budget.kvCacheMemoryPerRank" in fights.refused_arguments[0]
-    plan = planned(DENSE, "--num-gpu-blocks-override", "500000")
-    assert plan.budget_computed.reason is Reason.MODEL_DOES_NOT_FIT
+    for too_many in ("500000", "1" + "0" * 14):
+        plan = planned(DENSE, "--num-gpu-blocks-override", too_many)
+        assert plan.budget_computed.reason is Reason.MODEL_DOES_NOT_FIT
+        assert plan.budget_computed.message.startswith("--num-gpu-blocks-override is more than")
+    plan = planned(DENSE, "--num-gpu-blocks-override", "9")
+    assert "give more --num-gpu-blocks-override" in plan.budget_computed.message
+    assert planned(DENSE, "--num-gpu-blocks-override", "1e3").source is None
 
 
 def test_quantizing_at_loading_needs_the_size_of_the_weights() -> None:

@@ -43,7 +43,8 @@ class NotPlanned(ValueError):  # noqa: N818 - an outcome, not a fault
 
 def _whole(value: Any, most: int | None = None) -> int:
     number = _decimal(value)
-    if number != int(number) or number < 1 or (most is not None and number > most):
+    digits = not isinstance(value, str) or value.strip().isdecimal()  # "1e3" is none for argparse
+    if not digits or number != int(number) or number < 1 or (most is not None and number > most):
         to = "" if most is None else f" to {most:,}"
         raise NotPlanned(f"is planned for only with a whole number from 1{to}")
     return int(number)
@@ -233,10 +234,11 @@ def _switch(field: str, option: str, *, on: bool = True) -> _Reader:
     return _Reader(field, (option,), lambda values: values[option] == on)
 
 
+BLOCKS_OPTION: Final = "--num-gpu-blocks-override"
 _READERS: Final = (
     _Reader("adapters", ("--enable-lora", "--max-loras", "--max-lora-rank"), _adapters),
     _value("attention_backend", "--attention-backend", _backend),
-    _value("blocks", "--num-gpu-blocks-override", _whole),
+    _value("blocks", BLOCKS_OPTION, _whole),
     _switch("eager", "--enforce-eager"),
     _switch("hybrid_manager", "--disable-hybrid-kv-cache-manager", on=False),
     _value("kv_cache_type", "--kv-cache-dtype", _one_of(*_KV_CACHE_TYPES)),

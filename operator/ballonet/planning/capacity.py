@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ballonet.api.conditions import Finding, Reason, Status
-from ballonet.api.quantity import quantity_bytes
+from ballonet.api.quantity import MAX_MEMORY_BYTES, quantity_bytes
 from ballonet.api.status import Source
 from ballonet.api.v1alpha1 import InferencePoolSpec, Pin
 from ballonet.catalog.calibration import calibration
 from ballonet.engines import vllm
+from ballonet.engines.vllm_planned import BLOCKS_OPTION
 from ballonet.engines.vllm_written import Limits
 from ballonet.kv.adapters import adapter_bytes, has_planned_adapters
 from ballonet.kv.geometry import ModelGeometry
@@ -67,7 +68,15 @@ class Capacity:
     def given_bytes(self) -> int | None:
         """The KV memory of a rank that the user gave, as bytes or as blocks, or None."""
         blocks = self.resolved.arguments.blocks
-        return given_bytes(self.spec) if blocks is None else blocks * self.layout.bytes_per_block
+        if blocks is None:
+            return given_bytes(self.spec)
+        return min(blocks * self.layout.bytes_per_block, MAX_MEMORY_BYTES)
+
+    @property
+    def given_in(self) -> str:
+        """What gives the KV memory of a rank, or could."""
+        blocks = self.resolved.arguments.blocks
+        return "spec.budget.kvCacheMemoryPerRank" if blocks is None else BLOCKS_OPTION
 
     def memory(self, slots: int) -> MemoryPlan:
         """Return where the memory of a rank goes when the engine runs this many sequences."""
@@ -329,7 +338,7 @@ def would_not_start(capacity: Capacity, slots: int) -> Finding | None:
     room = _device_room(capacity, slots)
     most = None if room is None else room.high
     if blocks.high == 0 or (most is not None and memory.kv_cache_bytes.low > most):
-        text = _no_room_text(capacity.device_memory(slots) or memory, most)
+        text = _no_room_text(capacity.device_memory(slots) or memory, most, capacity.given_in)
         return Finding(Status.FALSE, Reason.MODEL_DOES_NOT_FIT, explain.bounded(text))
     if not _holds_one(capacity, memory.kv_cache_bytes.high, ceiling):
         usable = Interval(usable_blocks(blocks.low), usable_blocks(blocks.high))
@@ -338,11 +347,12 @@ def would_not_start(capacity: Capacity, slots: int) -> Finding | None:
         lower = (
             "" if longest is None else f"lower spec.sequence.maxTokens to at most {longest}, or "
         )
+        more = "KV memory" if capacity.resolved.arguments.blocks is None else BLOCKS_OPTION
         return Finding(
             Status.FALSE,
             Reason.CEILING_DOES_NOT_FIT,
             f"One sequence of {counted(ceiling, 'token')} takes {per_sequence:,} blocks and only "
-            f"{explain.span(usable)} can be held: {lower}give more KV memory."
+            f"{explain.span(usable)} can be held: {lower}give more {more}."
             f"{_NO_HELP if offloads(spec) else ''}",
         )
     return None
@@ -377,11 +387,11 @@ def _device_room(capacity: Capacity, slots: int) -> Interval | None:
     return Interval(max(0, predicted.low), max(0, predicted.high))
 
 
-def _no_room_text(memory: MemoryPlan, room: int | None) -> str:
+def _no_room_text(memory: MemoryPlan, room: int | None, given_in: str) -> str:
     parts = ", ".join(f"{part.name} {explain.amount(part.bytes)}" for part in memory.parts)
     if room is not None:
         return (
-            f"spec.budget.kvCacheMemoryPerRank is more than the {format_bytes(room)} that the "
+            f"{given_in} is more than the {format_bytes(room)} that the "
             f"device has beside weights and working memory ({parts}): give less, or use more "
             "devices with spec.parallelism.tensor."
         )

@@ -16,6 +16,7 @@ from ballonet.api.v1alpha1 import ExpertParallel, InferencePoolSpec, KvCacheType
 from ballonet.catalog import Accelerator, Catalog
 from ballonet.engines import vllm
 from ballonet.engines.base import Gates, PlannedArguments, UserArguments
+from ballonet.engines.vllm_planned import BLOCKS_OPTION
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan
 from ballonet.kv.units import Interval, counted
@@ -249,7 +250,7 @@ def _fights(spec: InferencePoolSpec, arguments: PlannedArguments) -> Iterator[st
         )
     if arguments.blocks is not None and spec.budget.kv_cache_memory_per_rank is not None:
         yield (
-            f"--num-gpu-blocks-override {arguments.blocks} fights with "
+            f"{BLOCKS_OPTION} {arguments.blocks} fights with "
             "spec.budget.kvCacheMemoryPerRank: leave one of them out"
         )
 
