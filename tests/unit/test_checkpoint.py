@@ -70,8 +70,8 @@ def test_the_hub_is_asked_for_headers_alone(monkeypatch: pytest.MonkeyPatch) -> 
     asked = []
 
     class HfApi:
-        def get_safetensors_metadata(self, repository: str, revision: str | None) -> Any:
-            asked.append((repository, revision))
+        def get_safetensors_metadata(self, repository: str) -> Any:
+            asked.append(repository)
             tensors = {
                 name: SimpleNamespace(data_offsets=(10, 10 + size))
                 for name, size in TENSORS.items()
@@ -85,8 +85,8 @@ def test_the_hub_is_asked_for_headers_alone(monkeypatch: pytest.MonkeyPatch) -> 
     errors.HfHubHTTPError = ConnectionError  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     monkeypatch.setitem(sys.modules, "huggingface_hub.errors", errors)
-    assert checkpoint_weights("a/model", layers=2, revision="main") == 160
-    assert asked == [("a/model", "main")]
+    assert checkpoint_weights("a/model", layers=2) == 160
+    assert asked == ["a/model"]
 
 
 def test_without_the_extra_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

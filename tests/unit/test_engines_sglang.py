@@ -70,8 +70,8 @@ def test_a_token_takes_its_keys_and_values_in_every_layer() -> None:
     pools = sglang.token_pools(geometry())
     assert pools.full_bytes == 2 * 8 * 128 * 2 * 32
     assert sglang.token_pools(geometry(), tensor=16).full_bytes == 2 * 1 * 128 * 2 * 32
-    assert pools.sequences(pools.full_bytes * 8192, 4096) == 2
-    assert pools.sequences(pools.full_bytes * 8191, 4096) == 1
+    assert pools.tokens(pools.full_bytes * 8192) == 2 * pools.held(4096)
+    assert pools.tokens(pools.full_bytes * 8192 - 1) == 8191
 
 
 def test_windows_have_a_pool_of_four_fifths_of_the_tokens() -> None:

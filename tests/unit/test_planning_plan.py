@@ -173,6 +173,7 @@ def test_a_pod_of_several_engines_says_that_it_spreads_runs_unless_clients_pin_t
     assert message.startswith("each of 4 engines: any 6 of 12 sequences of research 2 x (")
     assert "runs are spread evenly over 2 replicas and that each stays on one" in message
     assert "over its 2 engines evenly, as it does unless clients pin them to a rank" in message
+    assert "spread, shared by 4 engines" in [step.source for step in plan.steps]
     assert flag(plan, "--data-parallel-size") == "2"
     assert plan.pod is not None and plan.pod.gpus_per_pod == 4
 

@@ -21,19 +21,18 @@ class NoCheckpoint(Exception):  # noqa: N818 - the name says what is wrong
     """Weights cannot be read from there; says why and what to do."""
 
 
-def checkpoint_weights(source: str, layers: int, revision: str | None = None) -> int:
+def checkpoint_weights(source: str, layers: int) -> int:
     """Return the bytes of the weights that an engine loads.
 
     Args:
         source: a folder with safetensors files, or the name of a repository on the Hub.
         layers: decoder layers of the model; what lies beyond them drafts tokens.
-        revision: branch, tag or commit of the repository.
 
     Raises:
         NoCheckpoint: nothing can be read from there.
     """
     folder = Path(source)
-    tensors = _folder_tensors(folder) if folder.is_dir() else _hub_tensors(source, revision)
+    tensors = _folder_tensors(folder) if folder.is_dir() else _hub_tensors(source)
     return loaded_bytes(tensors, layers)
 
 
@@ -52,7 +51,7 @@ def _folder_tensors(folder: Path) -> dict[str, int]:
     return tensors
 
 
-def _hub_tensors(repository: str, revision: str | None) -> dict[str, int]:
+def _hub_tensors(repository: str) -> dict[str, int]:
     try:
         from huggingface_hub import HfApi  # noqa: PLC0415 - an extra that most do without
         from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
@@ -61,7 +60,7 @@ def _hub_tensors(repository: str, revision: str | None) -> dict[str, int]:
             "reading from the Hub needs huggingface_hub: pip install 'ballonet[hub]'"
         ) from None
     try:
-        files = HfApi().get_safetensors_metadata(repository, revision=revision).files_metadata
+        files = HfApi().get_safetensors_metadata(repository).files_metadata
     except (HfHubHTTPError, OSError, ValueError) as problem:
         raise NoCheckpoint(f"{repository}: {problem}") from None
     return {

@@ -40,7 +40,7 @@ _WINDOW_TOKENS: Final = Fraction(4, 5)
 
 
 def default_fraction(
-    device_bytes: int, *, tensor: int = 1, pipeline: int = 1, latent: bool = False
+    device_bytes: int, *, tensor: int = 1, latent: bool = False
 ) -> tuple[Fraction, Fraction]:
     """Return --mem-fraction-static where it is not given, lowest and highest.
 
@@ -53,7 +53,7 @@ def default_fraction(
 
     def fraction(largest: int, prefills: int) -> Fraction:
         graphs = _LATENT_GRAPHS_MIB if latent else 2 * largest + 8 * prefills
-        reserve = 512 + 3 * max(chunk, 2048) // 2 + 128 * tensor * pipeline + graphs
+        reserve = 512 + 3 * max(chunk, 2048) // 2 + 128 * tensor + graphs
         return 1 - Fraction(reserve * MIB, device_bytes)
 
     return fraction(sizes.high, _PREFILL_GRAPHS.high), fraction(sizes.low, _PREFILL_GRAPHS.low)
@@ -65,7 +65,6 @@ def rank_memory(
     weights: Interval,
     memory_fraction: Fraction | None = None,
     tensor: int = 1,
-    pipeline: int = 1,
     latent: bool = False,
     vendor: str = "nvidia",
 ) -> MemoryPlan:
@@ -75,7 +74,7 @@ def rank_memory(
         device_bytes: memory that the driver reports for one device, lowest and highest seen.
         weights: weights of this rank as loaded (kv/weights.py).
         memory_fraction: --mem-fraction-static; None for the engine's own.
-        tensor, pipeline: parallel sizes.
+        tensor: parallel size.
         latent: whether the model has latent attention (MLA), whose graphs are larger.
         vendor: maker of the device; no boots on others' devices with a known total were logged.
     """
@@ -85,12 +84,10 @@ def rank_memory(
             "spec.budget.kvCacheMemoryPerRank"
         )
         return MemoryPlan((), None, reason)
-    context = _CONTEXT if tensor * pipeline == 1 else _CONTEXT_OF_RANKS
+    context = _CONTEXT if tensor == 1 else _CONTEXT_OF_RANKS
     free = Spread.of(device_bytes) - context
     if memory_fraction is None:
-        least, most = default_fraction(
-            device_bytes.low, tensor=tensor, pipeline=pipeline, latent=latent
-        )
+        least, most = default_fraction(device_bytes.low, tensor=tensor, latent=latent)
         source = "the engine's own share of what is free before the weights"
     else:
         least = most = memory_fraction
@@ -126,31 +123,23 @@ class TokenPools:
         """Bytes of a token of the full pool, with its share of the window pool."""
         return self.full_bytes + _WINDOW_TOKENS * self.window_bytes
 
-    def tokens(self, pool_bytes: int, page_tokens: int = 1) -> int:
-        """Return the tokens of the full pool: whole pages."""
-        tokens = math.floor(pool_bytes / self.bytes_per_token)
-        return max(0, tokens) // page_tokens * page_tokens
+    def tokens(self, pool_bytes: int) -> int:
+        """Return the tokens of the full pool."""
+        return max(0, math.floor(pool_bytes / self.bytes_per_token))
 
-    def held(self, tokens: int, page_tokens: int = 1) -> int:
+    def held(self, tokens: int) -> int:
         """Return the tokens of the full pool that a sequence of this many tokens takes.
 
         Where its part of the window pool is the larger share of that pool, as many as that share.
         """
-        whole = ceil_div(tokens, page_tokens) * page_tokens
         if not self.window_bytes:
-            return whole
-        window = min(tokens, self.window_tokens + page_tokens)
-        return max(whole, math.ceil(window / _WINDOW_TOKENS))
-
-    def sequences(self, pool_bytes: int, tokens: int, page_tokens: int = 1) -> int:
-        """Return how many sequences of this many tokens the pools hold at once."""
-        return self.tokens(pool_bytes, page_tokens) // self.held(tokens, page_tokens)
+            return tokens
+        window = min(tokens, self.window_tokens + 1)
+        return max(tokens, math.ceil(window / _WINDOW_TOKENS))
 
 
-def token_pools(
-    geometry: ModelGeometry, *, element_bytes: int = 2, tensor: int = 1, pipeline: int = 1
-) -> TokenPools:
-    """Return what a token takes on the rank of the stage with most layers.
+def token_pools(geometry: ModelGeometry, *, element_bytes: int = 2, tensor: int = 1) -> TokenPools:
+    """Return what a token takes on one rank.
 
     Heads are divided over tensor ranks and copied once there are fewer; latents and the keys of a
     sparse index (132 bytes a token and layer at 128 elements) are held whole by every rank
@@ -183,12 +172,7 @@ def token_pools(
                     )
     if not full:  # every layer has a window: one pool holds them all
         full, windows = windows, 0
-    stage = ceil_div(geometry.layers, pipeline)
-    return TokenPools(
-        full_bytes=ceil_div(full * stage, geometry.layers),
-        window_bytes=ceil_div(windows * stage, geometry.layers),
-        window_tokens=widest,
-    )
+    return TokenPools(full_bytes=full, window_bytes=windows, window_tokens=widest)
 
 
 def _own(name: str, since: str = "0.5.5", **where: str) -> tuple[Figure, ...]:

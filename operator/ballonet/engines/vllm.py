@@ -9,6 +9,7 @@ from ballonet.api.v1alpha1 import KvCacheType
 from ballonet.engines.base import PORT, Gates
 from ballonet.engines.vllm_arguments import user_arguments
 from ballonet.engines.vllm_offload import offload_args
+from ballonet.engines.vllm_planned import KV_CACHE_TYPES
 from ballonet.engines.vllm_versions import (
     NEWEST,
     OLDEST,
@@ -20,14 +21,13 @@ from ballonet.engines.vllm_versions import (
 from ballonet.kv.memory import GRAPH_SIZES
 
 __all__ = [
-    "CPU_BLOCK_MULTIPLE_TOKENS",
+    "KV_CACHE_TYPES",
     "NEWEST",
     "OLDEST",
     "START_FAILURES",
     "StartFailure",
     "Version",
     "default_batched_tokens",
-    "default_block_tokens",
     "default_image",
     "flags",
     "is_known",
@@ -39,19 +39,9 @@ __all__ = [
 ]
 
 
-# The CPU backend's attention takes blocks of a multiple of this (real start of vLLM 0.32.0:
-# "No common block size for 16 (CPU_ATTN: [MultipleOf(32)])").
-CPU_BLOCK_MULTIPLE_TOKENS: Final = 32
-
-
 def default_image(version: str) -> str:
     """Return the engine's public image of a version."""
     return f"vllm/vllm-openai:v{version}"
-
-
-def default_block_tokens(device: str) -> int:
-    """Return the tokens of a block where the spec leaves them open."""
-    return CPU_BLOCK_MULTIPLE_TOKENS if device == "cpu" else 16
 
 
 def default_batched_tokens(device: str) -> int:
@@ -109,7 +99,7 @@ def render_args(gates: Gates, version: str) -> tuple[str, ...]:
         ("--max-num-batched-tokens", (gates.max_batched_tokens,)),
         ("--max-num-queued-reqs", _given(gates.queue_limit)),
         ("--block-size", _given(gates.block_tokens)),
-        ("--kv-cache-dtype", _KV_CACHE_DTYPES[gates.kv_cache_type]),
+        ("--kv-cache-dtype", _kv_cache_type(gates.kv_cache_type)),
         ("--gpu-memory-utilization", _fraction(gates.memory_percent)),
         ("--kv-cache-memory-bytes", _given(gates.kv_cache_memory_bytes)),
         ("--tensor-parallel-size", (gates.tensor,)),
@@ -136,15 +126,12 @@ def render_args(gates: Gates, version: str) -> tuple[str, ...]:
     return tuple(arguments)
 
 
-_KV_CACHE_DTYPES: Final[dict[KvCacheType, tuple[str, ...]]] = {
-    KvCacheType.AUTO: (),
-    KvCacheType.BF16: ("bfloat16",),
-    KvCacheType.FP8: ("fp8",),
-}
-
-
 def _given(value: object | None) -> tuple[object, ...]:
     return () if value is None else (value,)
+
+
+def _kv_cache_type(kind: KvCacheType) -> tuple[str, ...]:
+    return () if kind is KvCacheType.AUTO else (KV_CACHE_TYPES[kind],)
 
 
 def _several(ranks: int) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from ballonet.catalog.flags import vllm_switches, vllm_values
 from ballonet.catalog.lookup import suggest
 from ballonet.engines import vllm_planned
 from ballonet.engines.base import PORT, UserArguments
-from ballonet.engines.vllm_planned import KV_CACHE_TYPES_OF_THE_SPEC, PLANNED, Setting
+from ballonet.engines.vllm_planned import KV_CACHE_TYPES, PLANNED, Setting
 from ballonet.engines.vllm_versions import lifetime, parse_version, possible_flags
 
 _LISTEN: Final = f"leave it out: the pod serves plain HTTP on port {PORT}"
@@ -469,7 +469,7 @@ def _not_for_the_user(option: str, value: str | None) -> str | None:
         return f"is set by Ballonet; {OWNED[flag]}"
     if option in REFUSED:
         return f"is refused; {REFUSED[option]}"
-    if flag == "--kv-cache-dtype" and (value or "").lower() in KV_CACHE_TYPES_OF_THE_SPEC:
+    if flag == "--kv-cache-dtype" and (value or "").lower() in KV_CACHE_TYPES.values():
         return f"{value} is set by Ballonet; set spec.sequence.kvCacheType"
     if flag == "--api-server-count" and not _AT_LEAST_ONE.fullmatch(value or ""):
         return "must be 1 or more: without a server no pod would become ready"

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
+from ballonet.api.v1alpha1 import KvCacheType
 from ballonet.engines.base import Adapters, PlannedArguments, SpeculationArguments
 from ballonet.engines.vllm_versions import Version
+from ballonet.kv.cache_types import CACHE_TYPES
 from ballonet.kv.units import GIB
 
 
@@ -93,15 +95,15 @@ def _object(value: Any) -> dict[str, Any]:
     return value
 
 
-# Formats of the KV cache beside those that the spec has a value for; what each of them takes is
-# known to kv/cache_types.py.
-_KV_CACHE_TYPES: Final = (
-    *("float16", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla", "nvfp4_ds_mla", "nvfp4"),
-    *("nvfp4_4over6", "int4_per_token_head", "int8_per_token_head", "fp8_per_token_head"),
-    *("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"),
-)
-# Those that are written by a field of the spec.
-KV_CACHE_TYPES_OF_THE_SPEC: Final = frozenset(("auto", "bfloat16", "fp8"))
+# The engine's words for spec.sequence.kvCacheType, and the formats that the spec has no value for.
+KV_CACHE_TYPES: Final = {
+    KvCacheType.AUTO: "auto",
+    KvCacheType.BF16: "bfloat16",
+    KvCacheType.FP8: "fp8",
+}
+_FURTHER_KV_CACHE_TYPES: Final = [
+    name for name in CACHE_TYPES if name not in KV_CACHE_TYPES.values()
+]
 # Values that not all versions know: the first and the last minor version that does (CacheDType,
 # MambaDType, MambaCacheMode in config/cache.py, 0.10.2 to 0.33.0).
 _LATEST: Final = (0, 33)
@@ -241,7 +243,7 @@ _READERS: Final = (
     _value("blocks", BLOCKS_OPTION, _whole),
     _switch("eager", "--enforce-eager"),
     _switch("hybrid_manager", "--disable-hybrid-kv-cache-manager", on=False),
-    _value("kv_cache_type", "--kv-cache-dtype", _one_of(*_KV_CACHE_TYPES)),
+    _value("kv_cache_type", "--kv-cache-dtype", _one_of(*_FURTHER_KV_CACHE_TYPES)),
     _value("offload_bytes", "--cpu-offload-gb", _gibibytes),
     _value("quantization", "--quantization", lambda value: str(value).lower()),
     _switch("skips_encoder_profile", "--skip-mm-profiling"),

@@ -83,7 +83,8 @@ _CUDA_SM120: Final = replace(
     CUDA, name="cuda (sm 12)", latent_block_tokens=16, sparse_latent_auto="fp8_ds_mla"
 )
 ROCM: Final = Platform("rocm", Device.ROCM)
-# platforms/cpu.py (0.32.0): blocks of 128, multiples of 32; the latent kernel is built for 16 and
+# platforms/cpu.py (0.32.0): blocks of 128, multiples of 32 ("No common block size for 16 (CPU_ATTN:
+# [MultipleOf(32)])" at a real start); the latent kernel is built for 16 and
 # for whole prompts (machines without AMX). States stay in 32 bits on machines with AVX512-BF16;
 # planning so for all of them promises no room that is not there.
 CPU: Final = Platform(

@@ -193,13 +193,12 @@ def _topology(
         )
         return finding, plan.topology
     whole = pool_need(spec, sizes)
-    engines = pods(spec)
-    need = whole.shared_among(engines)
+    need = whole.shared_among(pods(spec))
     if limit is None:
         limit = plan.gates.max_concurrent if plan.gates is not None else need.slots
     most = limit
     share = whole.largest_share(
-        engines, lambda share: share.slots <= most and share.asked_blocks <= budget
+        pods(spec), lambda share: share.slots <= most and share.asked_blocks <= budget
     )
     sure = largest(1, limit, lambda slots: share.blocks_of_any(slots) <= budget) or 0
     judgement = judge(need, Interval.point(budget), limit)

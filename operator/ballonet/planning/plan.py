@@ -52,6 +52,7 @@ from ballonet.planning.topology import (
     BlockSizes,
     EngineNeed,
     Judgement,
+    engines,
     judge,
     pods,
     pool_need,
@@ -354,10 +355,10 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
     """Return the plan of a pool whose budget can be worked out."""
     spec, resolved, layout = capacity.spec, capacity.resolved, capacity.layout
     need = _engine_need(spec, layout)
-    whole, engines = pool_need(spec, BlockSizes.of(layout)), pods(spec)
+    whole = pool_need(spec, BlockSizes.of(layout))
     # Pods are not replaced for another number of replicas, so the limit is made for all with which
     # the pool fits.
-    share = whole.largest_share(engines, lambda share: surely_fits(capacity, share))
+    share = whole.largest_share(pods(spec), lambda share: surely_fits(capacity, share))
     slots = slot_limits(capacity, share)
     memory = capacity.memory(slots.limit)
     blocks = capacity.blocks(slots.limit)
@@ -416,7 +417,7 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
             safety_percent=spec.budget.safety_percent,
             source=source.value.lower(),
         ),
-        *explain.need_steps(need, budget, engines=engines, limit=slots.limit),
+        *explain.need_steps(need, budget, engines=engines(spec), limit=slots.limit),
     )
     return replace(
         plan,

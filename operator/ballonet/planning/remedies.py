@@ -13,8 +13,9 @@ from ballonet.api.status import Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec, KvCacheType, Placement, PrefixCredit
 from ballonet.catalog import Accelerator
 from ballonet.kv.units import GIB, KIB, MIB, ceil_div, counted, format_bytes, largest
+from ballonet.planning.batch import ranks_per_pod
 from ballonet.planning.budget import NULL_BLOCKS, blocks_for_budget
-from ballonet.planning.topology import NO_SIZES, caches_prefixes, pods, pool_need
+from ballonet.planning.topology import NO_SIZES, caches_prefixes, engines, pods, pool_need
 
 if TYPE_CHECKING:
     from ballonet.planning.plan import Plan
@@ -225,7 +226,7 @@ class _Search:
         after = self.planned(change.change)
         if after is None or after.verdict is not Verdict.FITS or after.budget_blocks is None:
             return None
-        each = "" if pods(after.spec) * after.spec.parallelism.data == 1 else " on each engine"
+        each = "" if engines(after.spec) == 1 else " on each engine"
         outcome = (
             f"{after.required_slots:,} sequences then need {after.need_blocks:,} of "
             f"{after.budget_blocks.low:,} blocks{each}."
@@ -434,14 +435,13 @@ class _Search:
 
     def _more_given(self, now: str | int) -> _Change | None:
         given = quantity_bytes(now)
-        parallel = self.spec.parallelism
         blocks = max(
             blocks_for_budget(self.need.asked_blocks, self.spec.budget.safety_percent),
             self.need.blocks_per_sequence + NULL_BLOCKS,
         )
         for quantity in _clean(blocks * self.layout.bytes_per_block):
             size, change = quantity_bytes(quantity), {"budget": {"kvCacheMemoryPerRank": quantity}}
-            pod_bytes = size * parallel.tensor * parallel.pipeline * parallel.data
+            pod_bytes = size * ranks_per_pod(self.spec)
             if self.device.device == "cpu" and pod_bytes > LARGEST_NODE_BYTES:
                 return None
             if size > given and self.fits(change):
@@ -545,8 +545,7 @@ class _Search:
             return []
         if spec.accelerator.resource_name is not None:
             return []
-        parallel = spec.parallelism
-        ranks = parallel.tensor * parallel.pipeline * parallel.data
+        ranks = ranks_per_pod(spec)
         larger = [
             (one.memory_bytes.low, one.name, one)
             for one in self.accelerators

@@ -172,10 +172,10 @@ def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
     problems = []
     version = spec.engine.version
     block = spec.sequence.block_tokens
-    if device.device == "cpu" and block is not None and block % vllm.CPU_BLOCK_MULTIPLE_TOKENS:
+    if device.device == "cpu" and block is not None and block % CPU.attention_multiple:
         problems.append(
-            f"spec.sequence.blockTokens: {block} is not a multiple of "
-            f"{vllm.CPU_BLOCK_MULTIPLE_TOKENS}, which vLLM's CPU backend needs"
+            f"spec.sequence.blockTokens: {block} is not a multiple of {CPU.attention_multiple}, "
+            "which vLLM's CPU backend needs"
         )
     if spec.sequence.kv_cache_type is KvCacheType.FP8 and not device.fp8_kv_cache:
         problems.append(
@@ -290,12 +290,6 @@ def check_model_can(spec: InferencePoolSpec, geometry: ModelGeometry) -> None:
 
 # config/cache.py: the value came with 0.11.0.
 _FIRST_WITH_BF16_CACHE: Final = (0, 11, 0)
-# The engine's words for spec.sequence.kvCacheType.
-_KV_CACHE_TYPES: Final = {
-    KvCacheType.AUTO: "auto",
-    KvCacheType.BF16: "bfloat16",
-    KvCacheType.FP8: "fp8",
-}
 _PREFIX_CACHING: Final = {PrefixCaching.ENABLED: True, PrefixCaching.DISABLED: False}
 
 
@@ -328,18 +322,17 @@ def _settings(
     # One layout serves every number of sequences that is tried: up to the tokens of a step, which
     # only more required slots than that raise, it is the same, and beyond no larger.
     slots = max(MAX_SLOTS, pool_need(spec, NO_SIZES).shared_among(pods(spec)).slots)
-    version = vllm.parse_version(spec.engine.version)
+    platform = _platform(device)
     return EngineSettings(
-        version=(version.major, version.minor, version.patch),
-        platform=_platform(device),
+        version=vllm.parse_version(spec.engine.version)[:3],
+        platform=platform,
         max_model_tokens=sequence.max_tokens,
         max_batched_tokens=max_batched_tokens(spec, device.device, slots),
         tensor=parallelism.tensor,
         pipeline=parallelism.pipeline,
         decode_context=parallelism.decode_context,
-        block_tokens=sequence.block_tokens
-        or (vllm.default_block_tokens(device.device) if plain else None),
-        kv_cache_type=arguments.kv_cache_type or _KV_CACHE_TYPES[sequence.kv_cache_type],
+        block_tokens=sequence.block_tokens or (platform.attention_multiple if plain else None),
+        kv_cache_type=arguments.kv_cache_type or vllm.KV_CACHE_TYPES[sequence.kv_cache_type],
         prefix_caching=_PREFIX_CACHING.get(sequence.prefix_caching, True if plain else None),
         hybrid_manager=arguments.hybrid_manager,
         state_cache_type=arguments.state_cache_type,
