@@ -237,9 +237,16 @@ def _growth(history: History, facts: Facts) -> _Growth | None:
         length = f"from {_tenths(lengths[0])} to {_tenths(lengths[1])} blocks each{least}"
     text = (
         f"in {window.seconds} s usage rose to {int(usage) / 10:g} %: sequences {length}, "
-        f"{int(running[0]):,} to {int(running[1]):,} of them at once"
+        f"{int(running[0]):,} to {int(running[1]):,} of them at once{_uncompacted(window.last)}"
     )
     return _Growth(_rises(lengths, facts), _rises(running, facts), text)
+
+
+def _uncompacted(sample: Observation) -> str:
+    """Return which roles' sequences are longer than their runtime should have left them."""
+    past = sample.sequences.past_compaction if sample.sequences else {}
+    roles = [f"{count:,} of role {role}" for role, count in sorted(past.items()) if count]
+    return f"; past compactAtTokens: {', '.join(roles)}" if roles else ""
 
 
 def _rises(ends: tuple[Fraction, Fraction], facts: Facts) -> bool:
