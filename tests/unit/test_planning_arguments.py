@@ -63,6 +63,13 @@ def test_weights_kept_in_host_memory_leave_that_much_more_for_the_cache() -> Non
     assert more == 4 * GIB
 
 
+def test_embeddings_stay_on_the_device_whatever_may_leave_it() -> None:
+    memory = planned(DENSE, "--cpu-offload-gb", "1000").device_memory
+    assert memory is not None
+    (weights,) = [part.bytes for part in memory.parts if part.name == "weights"]
+    assert weights.high == 2 * 2 * 151_936 * 5120 // 2  # two tables of 16 bits over two ranks
+
+
 def test_eager_mode_takes_no_graphs() -> None:
     parts = [part.name for part in planned(DENSE, "--enforce-eager").memory.parts]  # type: ignore[union-attr]
     assert "CUDA graphs" not in parts

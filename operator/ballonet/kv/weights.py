@@ -42,6 +42,23 @@ def rank_weights(
     )
 
 
+def after_offload(
+    geometry: ModelGeometry, weights: Interval, offloaded_bytes: int, *, tensor: int
+) -> Interval:
+    """Return the weights of a rank that stay on its device.
+
+    Only decoder layers leave it (model_executor/offloader, make_layers of models/utils.py): the
+    embedding and the output layer stay, whatever is asked.
+    """
+    if offloaded_bytes == 0:
+        return weights
+    kept = ceil_div(2 * 2 * geometry.vocab * geometry.hidden, tensor)
+    return Interval(
+        max(0, weights.low - offloaded_bytes),
+        max(min(weights.high, kept), weights.high - offloaded_bytes),
+    )
+
+
 def _stage(geometry: ModelGeometry, whole: Interval, pipeline: int) -> Interval:
     """Return the weights of the stage with most layers, which may hold one of the embeddings."""
     if pipeline == 1:

@@ -23,7 +23,7 @@ from ballonet.kv.geometry import ModelGeometry
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPart, MemoryPlan, Work, given_memory, rank_memory, with_part
 from ballonet.kv.units import Interval, ceil_div, counted, format_bytes, largest
-from ballonet.kv.weights import rank_weights
+from ballonet.kv.weights import after_offload, rank_weights
 from ballonet.planning import explain
 from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, takes
 from ballonet.planning.budget import budget_interval, usable_blocks
@@ -203,8 +203,9 @@ class Capacity:
             pipeline=parallel.pipeline,
         )
         weights += self._draft_weights(resolved.geometry, weights)
-        elsewhere = resolved.arguments.offload_bytes
-        return Interval(max(0, weights.low - elsewhere), max(0, weights.high - elsewhere))
+        return after_offload(
+            resolved.geometry, weights, resolved.arguments.offload_bytes, tensor=parallel.tensor
+        )
 
     def _draft_weights(self, geometry: ModelGeometry, weights: Interval) -> Interval:
         """Return the weights of a rank that draft tokens.
