@@ -393,6 +393,15 @@ def test_a_hole_in_the_samples_is_no_evidence() -> None:
     assert verdict(hole) == "NoVerdict"
 
 
+def test_an_operator_of_many_pools_sees_each_more_rarely_and_finds_the_same() -> None:
+    rare = series(9, every=98, **{**SLOTS_TAKEN, "usage_per_mille": 500})
+    assert played(rare).verdicts == [
+        (0, Reason.NO_VERDICT),
+        (98, Reason.SLOT_BOUND),
+        (392, Reason.LIMIT_TOO_TIGHT),
+    ]
+
+
 def test_a_pool_is_idle_after_ten_minutes_and_not_a_moment_after_a_request() -> None:
     def asks(i: int) -> int:
         return int(i == 60)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from statistics import median_low
 from typing import Final
 
 from ballonet.diagnosis.observation import Observation
 
-# Two samples further apart than a duration and this have a hole between them.
-LARGEST_GAP_SECONDS: Final = 45
+# Samples further apart than this, and than twice their usual distance, have a hole between them.
+HOLE: Final = timedelta(seconds=45)
 
 Read = Callable[[Observation], int | None]
 
@@ -117,7 +117,7 @@ class Window:
 
 
 class History:
-    """What is known of one pod since it last started.
+    """What is known of one pod since it last started, or was last lost sight of.
 
     Where an engine has work and its counters stand still, its gauges are old numbers: everything
     but ``stretch_without_progress`` sees the samples only up to the last progress.
@@ -149,7 +149,7 @@ class History:
         """Return the samples that cover the last so many seconds.
 
         Raises:
-            CannotSay: there are not so many yet, or a hole is in them.
+            CannotSay: there are not so many yet.
         """
         window = self.lately(seconds)
         if window.last.at - window.first.at < timedelta(seconds=seconds):
@@ -163,10 +163,8 @@ class History:
             CannotSay: there are fewer than two.
         """
         start = self.last.at - timedelta(seconds=seconds)
-        earlier = [o for o in self._moving if o.at <= start]
-        samples = [o for o in self._moving if o.at > start]
-        if earlier and start - earlier[-1].at <= timedelta(seconds=LARGEST_GAP_SECONDS):
-            samples = [earlier[-1], *samples]
+        first = sum(1 for sample in self._moving if sample.at <= start) - 1
+        samples = self._moving[max(0, first) :]
         if len(samples) < 2:
             raise CannotSay
         return Window(samples)
@@ -191,9 +189,12 @@ def _progress(sample: Observation) -> tuple[int | None, ...]:
 
 
 def _since_start(observations: Sequence[Observation]) -> list[Observation]:
+    """Return the newest samples with neither a start of the process nor a hole among them."""
+    apart = [later.at - earlier.at for earlier, later in pairwise(observations)]
+    hole = max(HOLE, 2 * median_low(apart)) if apart else HOLE
     run = [observations[-1]]
     for earlier in reversed(observations[:-1]):
-        if any(_fell(earlier, run[-1])):
+        if run[-1].at - earlier.at > hole or any(_fell(earlier, run[-1])):
             break
         run.append(earlier)
     return run[::-1]
