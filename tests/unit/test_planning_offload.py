@@ -40,6 +40,13 @@ def test_a_pod_asks_for_the_memory(
     assert plan.pod.shm_bytes == shm_bytes
 
 
+def test_the_explanation_says_what_it_holds_and_that_it_is_no_slot() -> None:
+    steps = {step.title: step for step in planned().steps}
+    assert steps["Host memory"].formula == "floor(64.00 GiB / 4 MiB)"
+    assert steps["Host memory"].value == "at least 16,384 blocks, no slot"
+    assert all(step.title != "Host memory" for step in plan_pool("a", spec(H100)).steps)
+
+
 def test_without_offload_nothing_changes() -> None:
     alone = plan_pool("a", spec(H100, offload={"mode": "Disabled", "hostMemory": "64Gi"}))
     never = plan_pool("a", spec(H100))

@@ -17,12 +17,16 @@ class HostCache:
 
     Attributes:
         bytes: over all ranks of the engine.
-        blocks: KV blocks that it holds, each with its pages on all ranks; None where the size of
-            a block is not known.
+        block_bytes: of one KV block with its pages on all ranks; None where that is not known.
     """
 
     bytes: int
-    blocks: int | None
+    block_bytes: int | None
+
+    @property
+    def blocks(self) -> int | None:
+        """KV blocks that it holds; None where their size is not known."""
+        return None if self.block_bytes is None else self.bytes // self.block_bytes
 
 
 @dataclass(frozen=True, slots=True)

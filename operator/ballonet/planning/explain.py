@@ -9,6 +9,7 @@ from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.status import MAX_MESSAGE_CHARACTERS, Source, Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.catalog import Accelerator
+from ballonet.engines.base import HostCache
 from ballonet.kv.memory import MemoryPlan
 from ballonet.kv.units import Interval, counted, format_bytes
 from ballonet.planning.batch import least_batched_tokens, takes
@@ -359,6 +360,21 @@ def budget_steps(
             f"{span(budget)} blocks",
             "spec.budget.safetyPercent",
         ),
+    ]
+
+
+def offload_steps(cache: HostCache | None) -> list[Step]:
+    """Return what host memory holds beside the budget; nothing without offload."""
+    if cache is None or cache.block_bytes is None or cache.blocks is None:
+        return []
+    return [
+        Step(
+            "Host memory",
+            f"floor({format_bytes(cache.bytes)} / {format_bytes(cache.block_bytes)})",
+            # Ranks that hold the same latents may keep one copy of them.
+            f"at least {counted(cache.blocks, 'block')}, no slot",
+            "spec.offload.hostMemory",
+        )
     ]
 
 

@@ -23,13 +23,8 @@ def host_cache(spec: InferencePoolSpec, layout: CacheLayout | None) -> HostCache
     memory = spec.offload.host_memory
     if not offloads(spec) or memory is None:
         return None
-    size = quantity_bytes(memory)
-    return HostCache(size, None if layout is None else size // _block_bytes(spec, layout))
-
-
-def _block_bytes(spec: InferencePoolSpec, layout: CacheLayout) -> int:
-    """Return the bytes of one block over all ranks of an engine."""
-    return layout.bytes_per_block * spec.parallelism.tensor
+    block_bytes = None if layout is None else layout.bytes_per_block * spec.parallelism.tensor
+    return HostCache(quantity_bytes(memory), block_bytes)
 
 
 def device_problems(spec: InferencePoolSpec, device: Accelerator) -> Iterator[str]:
@@ -49,8 +44,8 @@ def layout_problem(spec: InferencePoolSpec, layout: CacheLayout | None) -> str |
     cache = host_cache(spec, layout)
     if cache is None:
         return None
-    if layout is not None and cache.blocks == 0:
-        block = format_bytes(_block_bytes(spec, layout))
+    if cache.block_bytes is not None and cache.blocks == 0:
+        block = format_bytes(cache.block_bytes)
         return f"spec.offload.hostMemory: a block takes {block}, so none fits: give more"
     return vllm_offload.layout_problem(spec.engine.version, layout)
 

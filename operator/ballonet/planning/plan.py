@@ -418,6 +418,7 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
             source=source.value.lower(),
         ),
         *explain.need_steps(need, budget, engines=engines(spec), limit=slots.limit),
+        *explain.offload_steps(gates.host_cache),
     )
     return replace(
         plan,
