@@ -73,6 +73,12 @@ class PredictedBudget(Model):
     kv_cache_high_bytes: Int64 | None = Field(None, description="KV memory of a rank, high end.")
     low_blocks: Int64 | None = Field(None, description="KV blocks of an engine, low end.")
     high_blocks: Int64 | None = Field(None, description="KV blocks of an engine, high end.")
+    low_tokens: Int64 | None = Field(
+        None,
+        description="Tokens of an engine's sequences at the pool's ceiling, low end, as the engine "
+        "prints them: the null block counts, and nothing is taken off for safety.",
+    )
+    high_tokens: Int64 | None = Field(None, description="The same, high end.")
     block_tokens: Int32 | None = Field(None, description="Tokens a block.")
     blocks_per_sequence: Int64 | None = Field(
         None, description="Blocks of one sequence at the pool's ceiling."
@@ -91,6 +97,10 @@ class MeasuredBudget(Model):
     kv_cache_bytes: Int64 | None = Field(
         None,
         description="KV memory of a rank: as reported, or the blocks times the bytes of one.",
+    )
+    tokens: Int64 | None = Field(
+        None,
+        description="Tokens of an engine's sequences at the serving ceiling, as it prints them.",
     )
     blocks_per_sequence: Int64 | None = Field(
         None, description="Blocks of one sequence at the serving ceiling."

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
-def asked(kube_context: str | None, call: Callable[[KubernetesCluster], Awaitable[Value]]) -> Value:
+def asked(context: str | None, call: Callable[[KubernetesCluster], Awaitable[Value]]) -> Value:
     """Return what a call to the API server gives; a refusal ends the program with exit code 2.
 
     Args:
-        kube_context: context of the kubeconfig; None for the current one, or the pod's own account.
+        context: context of the kubeconfig; None for the current one, or the pod's own account.
         call: what to ask.
     """
     import asyncio  # noqa: PLC0415 - plans need neither this nor a client
@@ -28,7 +28,7 @@ def asked(kube_context: str | None, call: Callable[[KubernetesCluster], Awaitabl
     from ballonet.cluster.port import ApiError  # noqa: PLC0415
 
     async def ask() -> Value:
-        cluster = KubernetesCluster(partial(connect, kube_context))
+        cluster = KubernetesCluster(partial(connect, context))
         try:
             return await call(cluster)
         finally:

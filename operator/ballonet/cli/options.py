@@ -59,10 +59,13 @@ CatalogFiles = Annotated[
         "--catalog", metavar="FILE", help="Own devices and models, over those of the catalog."
     ),
 ]
-Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the cluster.")]
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", help="Namespace; that of the context if left out."),
+]
 KubeContext = Annotated[
     str | None,
-    typer.Option("--kube-context", help="Context of the kubeconfig; the current one if left out."),
+    typer.Option("--context", help="Context of the kubeconfig; the current one if left out."),
 ]
 Config = Annotated[
     str | None,

@@ -37,33 +37,32 @@ def list_receipts(
         list[str] | None,
         typer.Option("--filename", "-f", help="An exported file instead of the cluster's."),
     ] = None,
-    namespace: options.Namespace = "default",
-    kube_context: options.KubeContext = None,
+    namespace: options.Namespace = None,
+    context: options.KubeContext = None,
     output: options.Output = OutputFormat.TABLE,
 ) -> None:
     """List receipts: what starts of each configuration measured."""
-    found = receipts_of(files) if files else _receipts(namespace, kube_context)
+    found = receipts_of(files) if files else _receipts(_named(namespace, context), context)
     rows = tuple(_row(receipt) for receipt in found.all)
     documents = [receipt.model_dump(mode="json", by_alias=True) for receipt in found.all]
     write(listing(output, canvas(), Table(_HEADINGS, rows, _NUMBERS), documents))
 
 
 @app.command()
-def export(
-    *, namespace: options.Namespace = "default", kube_context: options.KubeContext = None
-) -> None:
+def export(*, namespace: options.Namespace = None, context: options.KubeContext = None) -> None:
     """Print the receipts of a namespace as a ConfigMap, which import, list and plan take."""
     from ballonet.reconcile.receipts import config_map  # noqa: PLC0415
 
-    write(as_yaml(config_map(namespace, _receipts(namespace, kube_context))))
+    where = _named(namespace, context)
+    write(as_yaml(config_map(where, _receipts(where, context))))
 
 
 @app.command("import")
 def import_receipts(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Exported files.")],
     *,
-    namespace: options.Namespace = "default",
-    kube_context: options.KubeContext = None,
+    namespace: options.Namespace = None,
+    context: options.KubeContext = None,
 ) -> None:
     """Add the receipts of files to those of a namespace.
 
@@ -73,22 +72,23 @@ def import_receipts(
     from ballonet.reconcile.receipts import ReceiptBook  # noqa: PLC0415
 
     new = receipts_of(files)
+    where = _named(namespace, context)
 
     async def take(cluster: Cluster) -> tuple[Receipts, Receipts] | None:
         book = ReceiptBook(cluster, lambda: 0.0)
-        before = await book.read(namespace)
-        after = await book.take(namespace, new)
+        before = await book.read(where)
+        after = await book.take(where, new)
         return None if after is None else (before, after)
 
-    taken = asked(kube_context, take)
+    taken = asked(context, take)
     if taken is None:
         bad_input(
-            f"ConfigMap ballonet-receipts of namespace {namespace} was made by somebody else and "
+            f"ConfigMap ballonet-receipts of namespace {where} was made by somebody else and "
             "is not touched: delete it first"
         )
     before, after = taken
     changed = len({one.line() for one in after.all} - {one.line() for one in before.all})
-    write(f"{len(after.all)} receipts in namespace {namespace}, {changed} of them new or changed")
+    write(f"{len(after.all)} receipts in namespace {where}, {changed} of them new or changed")
 
 
 def receipts_of(files: Iterable[str]) -> Receipts:
@@ -111,7 +111,13 @@ def receipts_of(files: Iterable[str]) -> Receipts:
     return found
 
 
-def _receipts(namespace: str, kube_context: str | None) -> Receipts:
+def _named(namespace: str | None, context: str | None) -> str:
+    from ballonet.cluster.connection import context_namespace  # noqa: PLC0415
+
+    return namespace or context_namespace(context)
+
+
+def _receipts(namespace: str, context: str | None) -> Receipts:
     from ballonet.cluster.port import Kind  # noqa: PLC0415
     from ballonet.planning.receipts import NO_RECEIPTS, receipts_in  # noqa: PLC0415
     from ballonet.reconcile.receipts import NAME  # noqa: PLC0415
@@ -119,7 +125,7 @@ def _receipts(namespace: str, kube_context: str | None) -> Receipts:
     async def read(cluster: Cluster) -> Json | None:
         return await cluster.get(Kind.CONFIG_MAP, namespace, NAME)
 
-    live: dict[str, Any] | None = asked(kube_context, read)
+    live: dict[str, Any] | None = asked(context, read)
     return NO_RECEIPTS if live is None else receipts_in(live)
 
 

@@ -28,7 +28,7 @@ from ballonet.planning.topology import (
 _ROUNDING = Fraction(1, 100)
 _MOST_PER_MILLE = 1_000_000
 # What status takes. No device comes near it: an engine that reports more does not tell the truth.
-_MOST_BYTES = 2**53
+_MOST = 2**53
 # From here the block that is reported spans the ranks of decode context parallelism.
 _BLOCK_SPANS_RANKS = (0, 31, 0)
 
@@ -92,6 +92,7 @@ def verify(
             blocks=lowest.blocks,
             block_tokens=lowest.block_tokens,
             kv_cache_bytes=kv_cache_bytes(plan, lowest),
+            tokens=_tokens(plan, lowest, per_sequence),
             blocks_per_sequence=per_sequence,
             max_concurrent=None if per_sequence is None else max_concurrent(budget, per_sequence),
         ),
@@ -109,8 +110,19 @@ def kv_cache_bytes(plan: Plan, report: EngineReport) -> int | None:
     """
     if report.kv_cache_bytes is not None or plan.layout is None:
         return report.kv_cache_bytes
-    size = int(_reported_blocks(plan, report) * plan.layout.bytes_per_block)
-    return size if size <= _MOST_BYTES else None
+    return _credible(_reported_blocks(plan, report) * plan.layout.bytes_per_block)
+
+
+def _tokens(plan: Plan, report: EngineReport, per_sequence: int | None) -> int | None:
+    """Return the tokens of sequences at the ceiling, as the engine prints them."""
+    concurrency = report.max_concurrency
+    if concurrency is None and per_sequence is not None:
+        concurrency = Fraction(report.blocks, per_sequence)
+    return None if concurrency is None else _credible(concurrency * plan.spec.sequence.max_tokens)
+
+
+def _credible(value: Fraction) -> int | None:
+    return int(value) if value <= _MOST else None
 
 
 def _held(spec: InferencePoolSpec, layout: CacheLayout | None, report: EngineReport) -> Fraction:

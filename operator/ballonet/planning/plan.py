@@ -441,6 +441,10 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
             kv_cache_high_bytes=max(0, memory.kv_cache_bytes.high),
             low_blocks=blocks.low,
             high_blocks=blocks.high,
+            low_tokens=int(layout.concurrency(memory.kv_cache_bytes.low) * layout.max_model_tokens),
+            high_tokens=int(
+                layout.concurrency(memory.kv_cache_bytes.high) * layout.max_model_tokens
+            ),
             block_tokens=layout.block_tokens,
             blocks_per_sequence=need.blocks_per_sequence,
             max_concurrent=concurrent,

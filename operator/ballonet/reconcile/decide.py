@@ -358,8 +358,8 @@ def _applied(*, update_pending: bool) -> Finding:
         return Finding(
             Status.TRUE,
             Reason.UPDATE_PENDING,
-            "applied; this operator, a changed ConfigMap or other replicas would render it "
-            "differently, which goes out with the next change of the spec",
+            "applied; this operator, a changed ConfigMap, a pin or other replicas would render it "
+            "differently, which goes out with the next change of the spec that replaces pods",
         )
     return Finding(Status.TRUE, Reason.APPLIED, "the current generation is applied")
 

@@ -14,7 +14,6 @@ from typing import Final
 import structlog
 
 from ballonet.api.status import ReceiptStatus, ReceiptUse
-from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 from ballonet.engines.vllm_written import written_limits
 from ballonet.planning.configuration import configuration
@@ -32,7 +31,7 @@ from ballonet.planning.receipts import (
 )
 from ballonet.reconcile.children import CACHE_FOLDER
 from ballonet.reconcile.ownership import MANAGED_BY, MANAGED_BY_LABEL
-from ballonet.reconcile.record import AppliedRecord, normal_form
+from ballonet.reconcile.record import AppliedRecord
 from ballonet.telemetry.port import EngineSample
 
 log = structlog.get_logger(__name__)
@@ -90,9 +89,9 @@ def starts(
         samples: what their engines report.
         receipts: those that are kept already.
     """
-    spec = normal_form(record.spec)
-    if not serving.engine_sizes_itself or not isinstance(spec, InferencePoolSpec):
+    if not serving.engine_sizes_itself:
         return
+    spec = serving.spec
     same = configuration(spec, record.config_text, record.engine_args)
     by_uid = {pod["metadata"]["uid"]: pod for pod in pods}
     for sample in samples:
@@ -156,9 +155,14 @@ def _compile_cache(boot: Boot, template: Json, receipts: Receipts) -> CompileCac
     pod = template["spec"]
     (container,) = (c for c in pod["containers"] if c["name"] == CONTAINER)
     env = {variable["name"]: variable.get("value") for variable in container["env"]}
-    below = [m["mountPath"] for m in container["volumeMounts"] if "/cache" in m["mountPath"]]
-    own = {"name": "tmp", "emptyDir": {}} in pod["volumes"]
-    if not own or below or env.get("XDG_CACHE_HOME") != CACHE_FOLDER or "VLLM_CACHE_ROOT" in env:
+    holders = [
+        mount["name"]
+        for mount in container["volumeMounts"]
+        if CACHE_FOLDER.startswith(mount["mountPath"])
+        or mount["mountPath"].startswith(CACHE_FOLDER)
+    ]
+    own = holders == ["tmp"] and {"name": "tmp", "emptyDir": {}} in pod["volumes"]
+    if not own or env.get("XDG_CACHE_HOME") != CACHE_FOLDER or "VLLM_CACHE_ROOT" in env:
         return CompileCache.UNKNOWN
     if boot.restarts == 0:
         return CompileCache.COLD
@@ -307,11 +311,10 @@ def receipt_status(
     receipts: Receipts, record: AppliedRecord, serving: Plan
 ) -> ReceiptStatus | None:
     """Return what starts of the configuration that serves measured under its limits."""
-    spec = normal_form(record.spec)
-    if serving.capacity is None or not isinstance(spec, InferencePoolSpec):
+    if serving.capacity is None:
         return None
     limits = written_limits(record.engine_args)
-    same = configuration(spec, record.config_text, record.engine_args)
+    same = configuration(serving.spec, record.config_text, record.engine_args)
     own = [receipt for receipt in receipts.of(same) if receipt.limits == limits]
     if not own:
         return None
