@@ -18,6 +18,7 @@ from typing import Any, Final
 from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.settings import EngineRefuses
 from benchmarks import sizing_boot, sizing_budget, sizing_layout, sizing_plan
+from benchmarks.sizing_device import Unknown
 
 _ANSWERS: Final[Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "bytes": sizing_boot.answer_bytes,
@@ -33,12 +34,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a question, or why there is none."""
     try:
         return _ANSWERS[question["kind"]](question)
-    except (
-        sizing_budget.Unknown,
-        EngineRefuses,
-        InvalidModelConfig,
-        LayoutNotUnderstood,
-    ) as problem:
+    except (Unknown, EngineRefuses, InvalidModelConfig, LayoutNotUnderstood) as problem:
         return {"refused": str(problem)}
     except Exception as problem:  # a fault must not cost the other answers
         print(f"{question['id']}: {problem!r}", file=sys.stderr)

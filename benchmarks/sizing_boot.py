@@ -30,8 +30,7 @@ from ballonet.kv.settings import (
     cuda_platform,
 )
 from ballonet.kv.units import GIB
-
-Question = Mapping[str, Any]
+from benchmarks.sizing_device import Question, device_of
 
 _OLDEST: Final[Version] = (0, 10, 2)
 _NEWEST: Final[Version] = (0, 33, 0)
@@ -122,16 +121,19 @@ def boot_geometry(question: Question) -> ModelGeometry:
     try:
         geometry = _by_row(question)
     except (InvalidModelConfig, LayoutNotUnderstood):
-        named = (
-            Catalog.builtin().model(question.get(key) or "") for key in ("base_model", "model")
-        )
-        known = next((entry for entry in named if entry is not None), None)
+        known = catalog_geometry(question.get("base_model"), question.get("model"))
         if known is None:
             raise
-        geometry = known.geometry
+        geometry = known
     if question["engine"] == "sglang" and "Ascend" in (question.get("gpu") or ""):
         return replace(geometry, caches=tuple(map(_plain_index, geometry.caches)))
     return geometry
+
+
+def catalog_geometry(*names: str | None) -> ModelGeometry | None:
+    """Return the geometry of the first of these models that the catalog knows, or None."""
+    entries = (Catalog.builtin().model(name) for name in names if name)
+    return next((entry.geometry for entry in entries if entry is not None), None)
 
 
 def _by_row(question: Question) -> ModelGeometry:
@@ -203,8 +205,6 @@ def _version(question: Question) -> Version:
 
 def _step_tokens(question: Question) -> int:
     """Return the step budget: as logged, else the default of version and device."""
-    from benchmarks.sizing_budget import device_of
-
     given = question.get("max_num_batched_tokens")
     if given:
         return int(given)

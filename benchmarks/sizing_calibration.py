@@ -22,7 +22,8 @@ from statistics import median
 from typing import Any, Final
 
 from ballonet.kv.units import GIB, MIB
-from benchmarks.sizing_budget import Unknown, memory, versions_of
+from benchmarks.sizing_budget import memory, versions_of
+from benchmarks.sizing_device import Unknown
 
 CALIBRATION: Final = (
     Path(__file__).parent.parent / "operator/ballonet/catalog/data/calibration.json"

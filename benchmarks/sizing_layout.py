@@ -12,6 +12,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
+from ballonet.engines.vllm_versions import parse_version
 from ballonet.kv.layout import CacheLayout, RankCache, specs_layout
 from ballonet.kv.rules import SequenceLimits, layout_rules
 from ballonet.kv.settings import EngineRefuses
@@ -24,7 +25,7 @@ def answer_layout(question: dict[str, Any]) -> dict[str, Any]:
     settings = question["settings"]
     specs = layer_specs(question["layers"])
     cuts = settings["worker_layer_cuts"] or [0, len(specs)]
-    (rules,) = layout_rules(_version(question["engine_version"]))
+    (rules,) = layout_rules(parse_version(question["engine_version"])[:3])
     try:
         layout = specs_layout(
             [specs[start:end] for start, end in pairwise(cuts)],
@@ -101,8 +102,3 @@ def _spec(fields: dict[str, Any]) -> CacheSpec:
         speculative_blocks=fields.get("num_speculative_blocks", 0),
         checkpoint_blocks=fields.get("num_prefill_checkpoint_blocks", 0),
     )
-
-
-def _version(text: str) -> tuple[int, int, int]:
-    major, minor, patch = map(int, text.split("."))
-    return major, minor, patch

@@ -1,7 +1,7 @@
-"""Answers of the kinds ``plan``, ``bytes`` and ``capacity``: the product's planner, asked.
+"""Answers of the kind ``plan``: the product's planner, asked from config.json.
 
-Plans were made by vLLM's own planner on two emulated platforms, whose artefacts are named here and
-nowhere in the product. Boots are rows of logs with a model's fields beside them.
+The plans were made by vLLM's own planner on two emulated platforms, whose artefacts are named here
+and nowhere in the product.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
+from ballonet.engines.vllm_versions import parse_version
 from ballonet.kv.config import LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry, parse_config
 from ballonet.kv.layout import CacheLayout, cache_layout
@@ -22,7 +23,6 @@ from ballonet.kv.settings import (
     EngineSettings,
     Platform,
     Speculation,
-    Version,
 )
 
 Question = Mapping[str, Any]
@@ -82,7 +82,7 @@ def _plan_settings(question: Question, geometry: ModelGeometry) -> EngineSetting
             "max_position_embeddings", "does not say the longest sequence that is to be fitted"
         )
     return EngineSettings(
-        version=_exact_version(question["engine_version"]),
+        version=parse_version(question["engine_version"])[:3],
         platform=_PLATFORMS[question["profile"]],
         max_model_tokens=longest,
         max_batched_tokens=args["max_num_batched_tokens"],
@@ -98,8 +98,3 @@ def _plan_settings(question: Question, geometry: ModelGeometry) -> EngineSetting
         else Speculation(speculation["method"], speculation["num_speculative_tokens"]),
         state_ssm_cache_type=args.get("mamba_ssm_cache_dtype", "auto"),
     )
-
-
-def _exact_version(text: str) -> Version:
-    major, minor, patch = (int(part) for part in text.split("."))
-    return major, minor, patch

@@ -8,7 +8,8 @@ import pytest
 
 from ballonet.kv.units import GIB
 from benchmarks.sizing import answer
-from benchmarks.sizing_budget import Unknown, device_of, versions_of
+from benchmarks.sizing_budget import versions_of
+from benchmarks.sizing_device import Unknown, device_of
 
 BOOT: dict[str, Any] = {
     **{"id": "1.budget", "kind": "budget", "engine": "vllm", "version": "0.11.0"},
