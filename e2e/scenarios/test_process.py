@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from e2e.harness.operators import STOP_SECONDS, PodOperator
 from e2e.harness.poll import never
 from e2e.harness.pool_client import PoolClient
 from e2e.harness.pools import a_pool
+from e2e.prometheus import build
 
 
 def test_the_operator_stops_cleanly_and_says_so(
@@ -41,6 +43,15 @@ def test_metrics_of_a_pool_appear_and_go_with_it(
     pools.wait_measured()
     page = operator.metrics()
     assert "ballonet_reconcile_total" in page
+    checked = subprocess.run(
+        [str(build().promtool), "check", "metrics"],
+        input=page,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
     mine = [line for line in page.splitlines() if pools.namespace in line]
     assert any(line.startswith("ballonet_pool_") for line in mine), page
     pools.delete()

@@ -49,6 +49,7 @@ _POOL_GAUGES: Final = (
     ("required_slots", "Sequences that the topologies need at once.", "topology.requiredSlots"),
     ("available_slots", "Sequences that fit an engine at once.", "topology.availableSlots"),
     ("slots", "Sequences that an engine is let run at once.", "engine.slots"),
+    ("receipt_boots", "Starts that the receipt of the pool was taken at.", "budget.receipt.boots"),
     ("ready_replicas", "Engine pods that serve.", "readyReplicas"),
 )
 # States of KV blocks over all engines of a pool; "shared" is a part of "in_use".
