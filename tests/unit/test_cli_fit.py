@@ -90,6 +90,26 @@ def test_a_fit_on_gpus_says_that_it_is_predicted() -> None:
     assert "memory of a rank on H100-80GB (all predicted" in result.stdout
 
 
+def test_a_question_that_cannot_be_asked_names_options_and_no_fields() -> None:
+    stranger = fit("acme/thinker", "--context", "8k", "--gpu", "H100")
+    assert stranger.exit_code == 2
+    assert "MODEL: acme/thinker is not in the catalog: give " in stranger.stdout
+    wide = fit(*MODEL, "--gpu", "H100", "--tensor", "16")
+    assert "--tensor: 16 x pipeline 1 x data 1 = 16 devices a pod" in wide.stdout
+    assert "spec." not in stranger.stdout + wide.stdout
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_has_extras_in_brackets_as_pip_takes_them(option: str) -> None:
+    assert "ballonet[hub]" in fit(option).stdout
+
+
+def test_the_version_is_an_option_too() -> None:
+    option, command = (CliRunner().invoke(app, [word]) for word in ("--version", "version"))
+    assert option.exit_code == command.exit_code == 0
+    assert option.stdout == command.stdout != ""
+
+
 @pytest.mark.parametrize("output", ["json", "yaml"])
 def test_documents_are_those_of_a_plan(output: str) -> None:
     result = fit(*FITS, "-o", output)

@@ -17,14 +17,18 @@ if TYPE_CHECKING:
     from ballonet.cli.catalog_lists import Listed
 
 app = typer.Typer(
-    help="Show the devices, models and engine versions that can be planned with.",
+    help="Show the devices, models and engine versions that are known.",
     no_args_is_help=True,
 )
 
 _ONLY_ENTRIES: Final = "give only entries of your own"
 Search = Annotated[
     str | None,
-    typer.Option("--search", help="Only what has all of these words in its names or its kind."),
+    typer.Option(
+        "--search",
+        metavar="WORDS",
+        help="Only what has all of these words in its names or its kind.",
+    ),
 ]
 
 
@@ -48,7 +52,7 @@ def models(
     catalog: options.CatalogFiles = None,
     output: options.Output = OutputFormat.TABLE,
 ) -> None:
-    """List models, with their weights and the longest sequence they take."""
+    """List models, with their weights and longest sequence."""
     from ballonet.cli.catalog_lists import listed_models  # noqa: PLC0415
 
     _show(listed_models(catalog_of(catalog).models), search, output)

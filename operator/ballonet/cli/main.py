@@ -33,16 +33,37 @@ Value = TypeVar("Value")
 
 app = typer.Typer(
     name="ballonet",
-    help="Plan, enforce and verify the KV cache budget of LLM inference pools.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Plain help is shorter, reads well in 80 columns, and takes [brackets] as they stand.
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(catalog_app, name="catalog")
 app.add_typer(receipts_app, name="receipts")
 
 _ONLY_POOLS: Final = "give only the pools and the ConfigMaps that they name"
 _ONLY_A_CONFIG: Final = "give the config.json of one model, which has a few thousand characters"
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version, and end."
+        ),
+    ] = False,
+) -> None:
+    """Plan, enforce and verify the KV cache budget of LLM inference pools."""
 
 
 @app.command()
@@ -121,18 +142,24 @@ def plan(
 def fit(
     *,
     model: options.Model,
-    gpu: Annotated[str, typer.Option("--gpu", help="Device type of the catalog, or CPU.")],
+    gpu: Annotated[
+        str, typer.Option("--gpu", metavar="TYPE", help="Device type of the catalog, or CPU.")
+    ],
     context: options.Context,
     agents: options.Agents = None,
     worker_context: options.WorkerContext = None,
     runs: options.Runs = 1,
-    tensor: Annotated[int, typer.Option("--tensor", min=1, help="GPUs an engine.")] = 1,
+    tensor: Annotated[
+        int, typer.Option("--tensor", metavar="N", min=1, help="GPUs of an engine.")
+    ] = 1,
     engine: options.Engine = "vllm",
     kv_cache: options.KvCache = None,
     memory_percent: options.MemoryPercent = None,
     kv_memory: Annotated[
         str | None,
-        typer.Option("--kv-memory", help="KV memory of a rank, given instead of predicted: 8Gi."),
+        typer.Option(
+            "--kv-memory", metavar="SIZE", help="KV memory of a rank, as 8Gi: not predicted then."
+        ),
     ] = None,
     weights: options.Weights = None,
     weights_from: options.WeightsFrom = None,
@@ -146,7 +173,7 @@ def fit(
     ] = False,
     output: options.Output = OutputFormat.TABLE,
 ) -> None:
-    """Answer whether a model with this context fits a GPU, without any file.
+    """Answer whether a model with this context fits a GPU.
 
     Exit code: 0 fits, 1 does not fit, 2 bad input, 3 not known.
     """
@@ -189,9 +216,11 @@ def gpus(
     worker_context: options.WorkerContext = None,
     runs: options.Runs = 1,
     vendor: Annotated[
-        str | None, typer.Option("--vendor", help="Only devices of this maker.")
+        str | None, typer.Option("--vendor", metavar="NAME", help="nvidia, amd or intel alone.")
     ] = None,
-    max_gpus: Annotated[int, typer.Option("--max-gpus", min=1, help="Most GPUs an engine.")] = 8,
+    max_gpus: Annotated[
+        int, typer.Option("--max-gpus", metavar="N", min=1, help="Most GPUs of an engine.")
+    ] = 8,
     engine: options.Engine = "vllm",
     kv_cache: options.KvCache = None,
     memory_percent: options.MemoryPercent = None,
@@ -201,7 +230,7 @@ def gpus(
     catalog: options.CatalogFiles = None,
     output: options.Output = OutputFormat.TABLE,
 ) -> None:
-    """List on which devices of the catalog a model with this context fits, the fewest GPUs first.
+    """List the GPUs that a model with this context fits, fewest first.
 
     Exit code: 0 one fits, 1 none fits, 2 bad input, 3 none surely fits.
     """
@@ -255,7 +284,7 @@ def explain(
     catalog: options.CatalogFiles = None,
     output: options.Output = OutputFormat.TABLE,
 ) -> None:
-    """Show what happened to a pool: events, blocks and verdicts over time. Writes nothing.
+    """Show what happened to a pool over time; nothing is written.
 
     Exit code: 0 nothing is wrong, 1 something is, 2 bad input, 3 not known.
     """
@@ -292,7 +321,7 @@ def operator(context: typer.Context) -> None:
 
 @app.command()
 def version() -> None:
-    """Print the version, and the engine versions that plans are made for."""
+    """Print the version, and the engine versions that are planned for."""
     from ballonet.engines import vllm  # noqa: PLC0415 - reads the flag table
 
     write(f"ballonet {__version__} (vLLM {vllm.OLDEST} to {vllm.NEWEST})")

@@ -21,7 +21,9 @@ Context = Annotated[
 Agents = Annotated[
     str | None,
     typer.Option(
-        "--agents", help="Sequences of a run: planner+workers, as 1+5, or 6 that are alike."
+        "--agents",
+        metavar="P+W",
+        help="Sequences of a run: planner+workers, as 1+5, or 6 that are alike.",
     ),
 ]
 WorkerContext = Annotated[
@@ -30,20 +32,32 @@ WorkerContext = Annotated[
         "--worker-context", metavar="TOKENS", help="Most tokens of a worker, where lower."
     ),
 ]
-Runs = Annotated[int, typer.Option("--runs", min=1, help="Runs at the same time.")]
+Runs = Annotated[int, typer.Option("--runs", metavar="N", min=1, help="Runs at the same time.")]
 Engine = Annotated[
-    str, typer.Option("--engine", help="Engine and version, as vllm@0.32; the newest if left out.")
+    str,
+    typer.Option(
+        "--engine",
+        metavar="NAME@VERSION",
+        help="Engine and version, as vllm@0.32; the newest if left out.",
+    ),
 ]
 KvCache = Annotated[
     str | None,
-    typer.Option("--kv-cache", help="Number format of the KV cache: auto, bf16, fp8 ..."),
+    typer.Option(
+        "--kv-cache",
+        metavar="FORMAT",
+        help="Number format of the KV cache: auto, bf16, fp8, or another that the engine takes.",
+    ),
 ]
 MemoryPercent = Annotated[
     int | None,
-    typer.Option("--memory-percent", help="Share of the device that the engine may use."),
+    typer.Option(
+        "--memory-percent", metavar="N", help="Share of the device that the engine may use."
+    ),
 ]
 Weights = Annotated[
-    str | None, typer.Option("--weights", help="Size of all weights as loaded, as 61Gi.")
+    str | None,
+    typer.Option("--weights", metavar="SIZE", help="Size of all weights as loaded, as 61Gi."),
 ]
 WeightsFrom = Annotated[
     str | None,

@@ -151,8 +151,6 @@ def _problems(plan: Plan) -> tuple[str, ...]:
     message = plan.spec_resolved.message
     if plan.spec_resolved.reason is Reason.CONFIG_NOT_FOUND:
         message += ", give it in the same input, or give the text with --config FILE"
-    if plan.spec_resolved.reason is Reason.UNKNOWN_MODEL:
-        message += " With configMapRef the text may come from --config FILE here."
     return (message, *plan.refused_arguments)
 
 

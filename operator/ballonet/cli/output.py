@@ -18,7 +18,7 @@ from ballonet.cli.pictures import pictures
 VERDICTS: Final = {
     ExitCode.FITS: "fits",
     ExitCode.DOES_NOT_FIT: "does not fit",
-    ExitCode.BAD_INPUT: "is wrong",
+    ExitCode.BAD_INPUT: "cannot be planned",
     ExitCode.UNKNOWN: "may fit or not",
 }
 STYLES: Final = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ballonet.planning.receipts import Receipt, Receipts
 
 app = typer.Typer(
-    help="Show what engines measured at their starts, and carry it to other namespaces.",
+    help="Show and carry what engines measured at their starts.",
     no_args_is_help=True,
 )
 

@@ -196,12 +196,12 @@ def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
         )
     problems += offload.device_problems(spec, device)
     problems += probe.version_problems(spec)
-    ranks = ranks_per_pod(spec)
+    ranks, parallel = ranks_per_pod(spec), spec.parallelism
     if device.max_per_node is not None and ranks > device.max_per_node:
         problems.append(
-            f"spec.parallelism: tensor {spec.parallelism.tensor} x pipeline "
-            f"{spec.parallelism.pipeline} x data {spec.parallelism.data} = {ranks} devices a pod, "
-            f"and a node with {device.name} has at most {device.max_per_node}: lower one of them"
+            f"spec.parallelism.tensor: {parallel.tensor} x pipeline {parallel.pipeline} x data "
+            f"{parallel.data} = {ranks} devices a pod, and a node with {device.name} has at most "
+            f"{device.max_per_node}: lower one of them"
         )
     if problems:
         raise Unresolved(Reason.UNSUPPORTED_BY_ENGINE, "; ".join(problems))
@@ -267,8 +267,7 @@ def _unknown_model(name: str, close: list[str]) -> Unresolved:
         Reason.UNKNOWN_MODEL,
         f"spec.model.name: {name} is not in the catalog"
         + (f": did you mean {' or '.join(close)}? If not, give " if close else ": give ")
-        + "the text of its config.json in spec.model.config (inline or configMapRef). A model "
-        "whose cache layout is not planned for is then Unknown, and is started.",
+        + "the text of its config.json in spec.model.config (inline or configMapRef)",
     )
 
 
