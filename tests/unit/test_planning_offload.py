@@ -70,6 +70,10 @@ def test_without_offload_nothing_changes() -> None:
             {"engine": {"version": "0.11.0"}, "accelerator": {"type": "MI300X-192GB"}},
             "for NVIDIA GPUs only",
         ),
+        (
+            {"accelerator": {"type": "GB10-128GB"}, "parallelism": {"tensor": 1}},
+            "the device takes its memory from that of the host",
+        ),
         # Windows beside full attention: two tables.
         (
             {"engine": {"version": "0.20.2"}, "model": {"name": "openai/gpt-oss-20b"}},

@@ -96,9 +96,12 @@ def in_shared_memory(version: str) -> bool:
 
 
 def spec_problems(
-    version: str, *, device: str, vendor: str, pipeline: int, decode_context: int
+    version: str, *, device: str, vendor: str, unified: bool, pipeline: int, decode_context: int
 ) -> Iterator[str]:
-    """Yield why an engine of this version cannot keep blocks in host memory, and what to do."""
+    """Yield why an engine of this version cannot keep blocks in host memory, and what to do.
+
+    ``unified`` tells that device and host have one memory.
+    """
     era = _era(version)
     off = "set spec.offload.mode to Disabled"
     if era is None:
@@ -106,6 +109,8 @@ def spec_problems(
         return
     if device == "cpu":
         yield f"spec.offload.mode: the CPU engine keeps its blocks in host memory anyway: {off}"
+    elif unified:
+        yield f"spec.offload.mode: the device takes its memory from that of the host: {off}"
     elif vendor != "nvidia" and parse_version(version)[:3] < _OTHER_VENDORS_SINCE:
         yield f"spec.offload.mode: vLLM {version} has it for NVIDIA GPUs only: {off}"
     if pipeline > 1:

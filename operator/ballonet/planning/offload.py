@@ -34,6 +34,7 @@ def device_problems(spec: InferencePoolSpec, device: Accelerator) -> Iterator[st
             spec.engine.version,
             device=device.device,
             vendor=device.vendor,
+            unified=device.unified_memory,
             pipeline=spec.parallelism.pipeline,
             decode_context=spec.parallelism.decode_context,
         )

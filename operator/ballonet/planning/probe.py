@@ -18,10 +18,9 @@ MOUNT: Final = "/opt/ballonet-probe"
 # Of the first engine of a pod; the next ones listen behind it, one port each.
 FIRST_PORT: Final = 9109
 _LEAVE_OUT: Final = "leave it out, or set spec.metrics.perSequence to Disabled"
-# What is told to the probe here; a user may still choose how many ids it shows, and which.
+# What is told to the probe here; a user may still say where it listens and which ids it shows.
 _OURS: Final = (
     "BALLONET_PROBE",
-    "BALLONET_PROBE_HOST",
     "BALLONET_PROBE_PORT",
     "BALLONET_PROBE_ROLES",
 )

@@ -8,11 +8,12 @@ from typing import Final
 
 from ballonet.api.conditions import ConditionType, Finding, Reason, Status
 from ballonet.api.parse import InvalidPoolError, parse_spec
-from ballonet.api.v1alpha1 import MAX_CONFIG_CHARACTERS, InferencePoolSpec, PerSequence
+from ballonet.api.v1alpha1 import MAX_CONFIG_CHARACTERS, InferencePoolSpec
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 from ballonet.diagnosis.diagnose import Courses
 from ballonet.diagnosis.observation import Observation
 from ballonet.planning.pod import CONTAINER
+from ballonet.planning.probe import is_probed
 from ballonet.planning.receipts import NO_RECEIPTS, Receipts
 from ballonet.reconcile.children import BUDGET_SUFFIX, PROBE_SUFFIX, loads_probe, selector
 from ballonet.reconcile.ownership import Child, examine
@@ -120,9 +121,11 @@ async def read_children(cluster: Cluster, pool: Json) -> tuple[Child, Child, Chi
     )
 
 
-async def read_probe(cluster: Cluster, pool: Json, deployment: Child) -> Child | None:
+async def read_probe(
+    cluster: Cluster, pool: Json, spec: InferencePoolSpec | None, deployment: Child
+) -> Child | None:
     """Return the ConfigMap of the probe; None where none is wanted and none can be left."""
-    wanted = pool["spec"].get("metrics", {}).get("perSequence") == PerSequence.ENABLED
+    wanted = spec is not None and is_probed(spec)
     loaded = deployment.own is not None and loads_probe(deployment.own["spec"]["template"])
     conditions = pool.get("status", {}).get("conditions", ())
     told = any(condition["type"] == ConditionType.SEQUENCES_OBSERVED for condition in conditions)

@@ -300,7 +300,7 @@ class Reconciler:
             deployment=children[0],
             service=children[1],
             budget=children[2],
-            probe=await read_probe(self._cluster, pool, children[0]),
+            probe=await read_probe(self._cluster, pool, spec, children[0]),
             pods=pods,
             last_words={run.pod: words for run, words in memory.words.items()},
             readings=readings,
