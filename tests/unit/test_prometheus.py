@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ballonet.api.conditions import Reason
 from ballonet.engines.vllm_metrics import METRICS
-from ballonet.telemetry.connections import Connections
+from ballonet.telemetry.connections import Connections, PrometheusConnection
 from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
 from ballonet.telemetry.prometheus import PERIOD_SECONDS, PrometheusSource
 from ballonet.telemetry.rounds import Limits
@@ -509,3 +509,25 @@ async def test_nothing_secret_gets_into_a_message(
         prometheus.answer = text("", 401)
         asking.seconds = number * PERIOD_SECONDS
         assert "s3cret" not in (await asking.failure()).message
+
+
+def test_what_was_scraped_of_a_pool_is_told_scrape_by_scrape(
+    prometheus: FakePrometheus, limits: Limits
+) -> None:
+    from ballonet.telemetry.queries import ask_history
+
+    prometheus.scrape(REAL_PAGE, pod="pool-a-b")
+    prometheus.scrape(page(2), pod="pool-a-b", seconds=15)
+    found = ask_history(
+        PrometheusConnection(name="main", url=prometheus.url),
+        replace(limits, answer_bytes=2_000_000),
+        namespace="ns",
+        pool="pool",
+        seconds=3600,
+    )
+    first, second = found["pool-a-b"]
+    # With counters that any process has, and the labels of the cache, as the pod says it.
+    assert first == read_page(REAL_PAGE, SCRAPED).observation
+    assert (second.at, second.running) == (SCRAPED + timedelta(seconds=15), 2)
+    assert second.preemptions is None
+    assert all(query.endswith("[3600s]") for query in prometheus.asked)
