@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -224,6 +225,41 @@ async def test_what_cannot_be_written_is_written_later_and_keeps_nothing_up(worl
     world.pass_time(61)
     await world.settle()
     assert [receipt["boots"] for receipt in receipts(world)] == [1]
+
+
+async def test_pools_that_start_at_the_same_time_lose_no_boot_of_each_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("one", "two", "three")
+    get = world.cluster.get
+
+    async def slow_get(kind: Kind, namespace: str, name: str) -> Json | None:
+        await asyncio.sleep(0)
+        return await get(kind, namespace, name)
+
+    monkeypatch.setattr(world.cluster, "get", slow_get)
+    for name in names:
+        world.cluster.put({**POOL, "metadata": {"name": name, "namespace": NAMESPACE}})
+    for _ in range(3):
+        await asyncio.gather(*(world.reconcile(name) for name in names))
+        for name in names:
+            world.run_pods(name)
+        world.pass_time(3)
+    assert [receipt["boots"] for receipt in receipts(world)] == [3]
+
+
+async def test_a_counted_start_is_not_written_again_when_the_spec_gives_memory_in_vain(
+    world: World,
+) -> None:
+    await started(world)
+    # Too much to start with: the pods of before go on.
+    world.edit({"budget": {"kvCacheMemoryPerRank": "500Gi"}})
+    await world.settle()
+    assert world.condition("Configured")[0] == "False"
+    world.cluster.writes.clear()
+    world.pass_time(61)
+    await world.settle()
+    assert world.cluster.writes == []
 
 
 async def test_a_config_map_of_somebody_else_is_left_alone(world: World) -> None:

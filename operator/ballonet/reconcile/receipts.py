@@ -5,9 +5,10 @@ It belongs to no pool and outlives them all: what was measured stays true.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -202,6 +203,7 @@ class _Page:
     live: Json | None = None
     read_at: float = float("-inf")
     write_again_at: float = float("-inf")
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def is_ours(self) -> bool:
@@ -236,21 +238,24 @@ class ReceiptBook:
     async def count(self, namespace: str, started: Sequence[Start]) -> Receipts:
         """Count starts that are not counted yet, and return the receipts."""
         page = await self._page(namespace)
-        if not started or not page.is_ours or self._monotonic() < page.write_again_at:
+        # Pools of a namespace write into one object: one after the other, so none is lost.
+        async with page.lock:
+            receipts = page.receipts
+            new = [s for s in started if not receipts.counts(s.boot.configuration, s.boot.mark)]
+            if not new or not page.is_ours or self._monotonic() < page.write_again_at:
+                return receipts
+            try:
+                for start in new:
+                    device = await self._device(start) or start.boot.device
+                    receipts = receipts.with_boot(replace(start.boot, device=device))
+                page.live = await self._write(namespace, page.live, receipts)
+                page.receipts = receipts
+            except ApiError as error:
+                page.write_again_at = self._monotonic() + READ_AGAIN_SECONDS
+                # Another hand changed it: what it wrote is read before the next try.
+                page.read_at = float("-inf")
+                log.warning("Receipts were not written", namespace=namespace, error=str(error))
             return page.receipts
-        receipts = page.receipts
-        try:
-            for start in started:
-                device = await self._device(start) or start.boot.device
-                receipts = receipts.with_boot(replace(start.boot, device=device))
-            page.live = await self._write(namespace, page.live, receipts)
-            page.receipts = receipts
-        except ApiError as error:
-            page.write_again_at = self._monotonic() + READ_AGAIN_SECONDS
-            # Another hand changed it: what it wrote is read before the next try.
-            page.read_at = float("-inf")
-            log.warning("Receipts were not written", namespace=namespace, error=str(error))
-        return page.receipts
 
     async def take(self, namespace: str, others: Receipts) -> Receipts | None:
         """Add receipts of elsewhere; None where the ConfigMap is somebody else's.
