@@ -95,7 +95,7 @@ def test_a_question_that_cannot_be_asked_names_options_and_no_fields() -> None:
     assert stranger.exit_code == 2
     assert "MODEL: acme/thinker is not in the catalog: give " in stranger.stdout
     wide = fit(*MODEL, "--gpu", "H100", "--tensor", "16")
-    assert "--tensor: 16 x pipeline 1 x data 1 = 16 devices a pod" in wide.stdout
+    assert "--tensor: tensor 16 x pipeline 1 x data 1 = 16 devices a pod" in wide.stdout
     assert "spec." not in stranger.stdout + wide.stdout
 
 

@@ -105,8 +105,8 @@ def test_a_model_that_is_too_large_leaves_less_than_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"vendor": "amd"}, "too few boots on amd devices"),
-        ({"version": (0, 34, 0)}, "no boots of this engine version"),
+        ({"vendor": "amd"}, "Too few boots on amd devices"),
+        ({"version": (0, 34, 0)}, "No boots of this engine version"),
     ],
 )
 def test_what_was_not_measured_is_not_predicted(change: dict[str, Any], words: str) -> None:

@@ -197,7 +197,7 @@ def test_more_devices_than_a_node_has_are_refused_with_every_factor() -> None:
 def test_would_deadlock_is_said_with_the_number_of_holders() -> None:
     plan = demo(topologies=[topology(role("planner"), role("worker", 5), runs=3)])
     assert plan.topology_fits.reason is Reason.WOULD_DEADLOCK
-    assert "3 fit, and 3 sequences may hold a slot while they wait" in plan.topology_fits.message
+    assert "3 fit, and 3 sequences may hold a slot while waiting" in plan.topology_fits.message
 
 
 def test_no_topology_gives_the_engine_all_that_fits() -> None:
@@ -588,3 +588,32 @@ def test_the_steps_lead_from_the_shape_to_the_limit() -> None:
     assert values["Blocks"] == "128 blocks"
     assert values["Budget"] == "114 blocks"
     assert values["Slots"] == "3 sequences at once"
+
+
+def test_memory_that_cannot_be_predicted_says_what_the_need_takes() -> None:
+    plan = h100(accelerator={"type": "MI300X-192GB"})
+    assert plan.budget_computed.reason is Reason.MEMORY_UNKNOWN
+    assert plan.need is None and plan.layout is not None
+    # 6 sequences x 2,048 blocks / 90 % + the null block, of 16 tokens and 128 KiB a token a rank.
+    assert (
+        "Promising 6 sequences takes 26.67 GiB of KV memory a rank (12,288 of 13,655 blocks of 16 "
+        "tokens)." in plan.topology_fits.message
+    )
+    assert [step.title for step in plan.steps] == ["Bytes of a block", "Blocks of a sequence"]
+
+
+def test_memory_that_is_less_than_a_block_is_told_from_memory_that_is_more_than_the_device() -> (
+    None
+):
+    tiny, huge = (h100(budget={"kvCacheMemoryPerRank": size}) for size in ("8", "800Gi"))
+    assert tiny.budget_computed.reason is Reason.CEILING_DOES_NOT_FIT
+    assert "only 0 can be held" in tiny.budget_computed.message
+    assert huge.budget_computed.reason is Reason.MODEL_DOES_NOT_FIT
+    assert huge.topology_fits.message.startswith("The engine would not start: BudgetComputed says")
+
+
+def test_a_budget_is_that_of_an_engine_that_runs_all_that_is_needed() -> None:
+    plan = h100(parallelism={"tensor": 1})
+    assert plan.gates is not None and plan.gates.max_concurrent < 6
+    assert " with 6 at once (" in plan.topology_fits.message
+    assert " at once (" not in h100().topology_fits.message

@@ -192,7 +192,7 @@ def test_a_lowered_ceiling_surely_starts() -> None:
 
 def test_what_is_said_of_a_remedy_where_nothing_is_declared() -> None:
     found = remedy(planned(budget=kv_memory(34), topologies=[]), "LowerCeiling")
-    assert found.description.endswith("1 sequences at the ceiling then fit at once.")
+    assert found.description.endswith(": then there is room for 1 sequence.")
 
 
 def test_no_more_memory_is_offered_on_cpu_than_a_node_has() -> None:

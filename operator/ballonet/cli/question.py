@@ -23,6 +23,7 @@ OPTIONS: Final = {
     "spec.model.name": "MODEL",
     "spec.engine.version": "--engine",
     "spec.parallelism.tensor": "--tensor",
+    "spec.parallelism:": "--tensor:",
     "spec.sequence.kvCacheType": "--kv-cache",
     "spec.sequence.maxTokens": "--context",
     "spec.topologies[agents].roles[worker].maxTokens": "--worker-context",

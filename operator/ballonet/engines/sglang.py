@@ -80,8 +80,8 @@ def rank_memory(
     """
     if vendor != "nvidia":
         reason = (
-            f"no boots of SGLang on {vendor} devices were logged whose free memory is known; give "
-            "spec.budget.kvCacheMemoryPerRank"
+            f"No boots of SGLang on {vendor} devices were logged whose free memory is known; give "
+            "spec.budget.kvCacheMemoryPerRank."
         )
         return MemoryPlan((), None, reason)
     context = _CONTEXT if tensor == 1 else _CONTEXT_OF_RANKS

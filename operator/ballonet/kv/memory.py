@@ -430,16 +430,16 @@ def model_runners(work: Work, version: tuple[int, ...]) -> tuple[int, ...]:
 def _unpredictable(
     work: Work, vendor: str, data: int, classes: Sequence[CalibrationClass]
 ) -> str | None:
-    give = "give spec.budget.kvCacheMemoryPerRank, or start it and let the engine report"
+    give = "give spec.budget.kvCacheMemoryPerRank, or start it and let the engine report."
     if vendor != "nvidia":
-        return f"too few boots on {vendor} devices were logged to predict their memory; {give}"
+        return f"Too few boots on {vendor} devices were logged to predict their memory; {give}"
     if work.experts_per_token and data > 1:
         return (
-            "no boots were logged of models of experts over several data-parallel ranks, whose "
+            "No boots were logged of models of experts over several data-parallel ranks, whose "
             f"exchange buffers can be GiBs; {give}"
         )
     if not classes:
-        return f"no boots of this engine version were logged; {give}"
+        return f"No boots of this engine version were logged; {give}"
     return None
 
 

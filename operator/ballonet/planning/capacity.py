@@ -338,7 +338,8 @@ def would_not_start(capacity: Capacity, slots: int) -> Finding | None:
     per_sequence = layout.blocks(ceiling)
     room = _device_room(capacity, slots)
     most = None if room is None else room.high
-    if blocks.high == 0 or (most is not None and memory.kv_cache_bytes.low > most):
+    given = capacity.given_bytes is not None
+    if (not given and not blocks.high) or (most is not None and memory.kv_cache_bytes.low > most):
         text = _no_room_text(capacity.device_memory(slots) or memory, most, capacity.given_in)
         return Finding(Status.FALSE, Reason.MODEL_DOES_NOT_FIT, explain.bounded(text))
     if not _holds_one(capacity, memory.kv_cache_bytes.high, ceiling):

@@ -10,10 +10,11 @@ from ballonet.api.status import MAX_MESSAGE_CHARACTERS, Source, Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.catalog import Accelerator
 from ballonet.engines.base import HostCache
+from ballonet.kv.layout import CacheLayout
 from ballonet.kv.memory import MemoryPlan
 from ballonet.kv.units import Interval, counted, format_bytes
 from ballonet.planning.batch import least_batched_tokens, takes
-from ballonet.planning.budget import max_concurrent, usable_blocks
+from ballonet.planning.budget import blocks_for_budget, max_concurrent, usable_blocks
 from ballonet.planning.topology import EngineNeed, Judgement, RoleNeed, RunNeed, engines, pods
 
 
@@ -116,9 +117,24 @@ def _fullest(run: RunNeed) -> tuple[RoleNeed, ...]:
     return max(run.phases, key=lambda roles: sum(role.own_blocks for role in roles))
 
 
-def budget_text(blocks: Interval, budget: Interval, safety_percent: int, source: str) -> str:
-    """Return how the budget comes about."""
-    return f"budget {span(budget)} ({span(blocks)} blocks - 1, x {safety_percent} %, {source})"
+def budget_text(
+    blocks: Interval, budget: Interval, safety_percent: int, source: str, *, when: str = ""
+) -> str:
+    """Return how the budget comes about, and ``when`` it is that."""
+    return (
+        f"budget {span(budget)}{when} ({span(blocks)} blocks - 1, x {safety_percent} %, {source})"
+    )
+
+
+def memory_need_text(need: EngineNeed, layout: CacheLayout, safety_percent: int) -> str:
+    """Return the KV memory that a need takes, for who knows what a device has."""
+    blocks = blocks_for_budget(need.asked_blocks, safety_percent)
+    who = counted(need.slots, "sequence") if need.slots else "one sequence at the ceiling"
+    return (
+        f"Promising {who} takes {format_bytes(blocks * layout.bytes_per_block)} of KV memory a "
+        f"rank ({need.asked_blocks:,} of {blocks:,} blocks of "
+        f"{counted(layout.block_tokens, 'token')})."
+    )
 
 
 def batch_text(spec: InferencePoolSpec, slots: int) -> str:
@@ -174,8 +190,8 @@ def verdict_text(
     fit += batch_text(spec, need.slots)
     if reason is Reason.WOULD_DEADLOCK:
         return (
-            f"{fit}, and {need.waiting_holders:,} sequences may hold a slot while they wait for "
-            f"others of their run, so none may be left for what they wait for{trust}"
+            f"{fit}, and {counted(need.waiting_holders, 'sequence')} may hold a slot while waiting "
+            f"for others of the run, so none may be left for those{trust}"
         )
     if need.slots > limit:
         fit += f", the other {need.slots - limit:,} would queue"
@@ -257,8 +273,8 @@ def topology_finding(
         return Finding(
             status,
             judgement.reason,
-            f"No topology is declared; {sure:,} sequences of {spec.sequence.max_tokens:,} tokens "
-            f"fit at once ({word}).",
+            f"No topology is declared; there is room for {counted(sure, 'sequence')} of "
+            f"{counted(spec.sequence.max_tokens, 'token')} at once ({word}).",
         )
     count = engines(spec)
     where = f"each of {count:,} engines: " if count > 1 else ""
@@ -272,7 +288,9 @@ def topology_finding(
         concurrent=concurrent,
         limit=limit,
     )
-    tail = f"{budget_text(blocks, budget, spec.budget.safety_percent, word)}; {verdict}."
+    # More sequences take more memory, so an engine that ran all of them would have fewer blocks.
+    when = f" with {need.slots:,} at once" if need.slots > limit and not blocks.exact else ""
+    tail = f"{budget_text(blocks, budget, spec.budget.safety_percent, word, when=when)}; {verdict}."
     text = f"{where}{need_text(need)}; {tail}"
     if len(text) > MAX_MESSAGE_CHARACTERS:
         text = f"{where}{need_text(need, brief=True)}; {tail}"
@@ -300,7 +318,7 @@ def memory_steps(memory: MemoryPlan, *, device: Accelerator, weights_source: str
         "Memory: device",
         "",
         amount(device.memory_bytes),
-        f"catalog, {device.sources['memory_mib']}",
+        f"catalog entry {device.name}, {device.sources['memory_mib'].confidence}",
     )
     weights = replace(weights, source=f"{weights.source}; {weights_source}")
     classes = "; ".join(

@@ -317,10 +317,16 @@ def _unplanned(plan: Plan, resolved: Resolved, finding: Finding) -> Plan:
     spec = plan.spec
     need = _engine_need(spec, resolved.layout)
     gates = _gates(spec, resolved, unplanned_slots(spec), given_bytes(spec))
-    known = resolved.layout is not None
-    text = (
-        f"{_UNKNOWN_TOPOLOGY.message} {need.slots} sequences are needed at once; the engine runs "
-        f"{gates.max_concurrent} at once{explain.batch_text(spec, need.slots)}."
+    layout, steps = resolved.layout, list[Step]()
+    text = _UNKNOWN_TOPOLOGY.message
+    # An argument that is not planned for may change the layout.
+    if layout is not None and finding.reason is not Reason.UNPLANNED_ARGUMENT:
+        steps = _layout_steps(spec, resolved, layout)
+        text += f" {explain.memory_need_text(need, layout, spec.budget.safety_percent)}"
+    wanted = f" of {need.slots:,} that are wanted" if need.slots else ""
+    text += (
+        f" The engine runs {gates.max_concurrent:,}{wanted} at once"
+        f"{explain.batch_text(spec, need.slots)}."
     )
     topology_fits, verdict = replace(_UNKNOWN_TOPOLOGY, message=text), Verdict.UNKNOWN
     if need.slots > gates.max_concurrent:
@@ -329,20 +335,26 @@ def _unplanned(plan: Plan, resolved: Resolved, finding: Finding) -> Plan:
         topology_fits, verdict = Finding(Status.FALSE, judgement.reason, text), judgement.verdict
     return replace(
         plan,
+        steps=tuple(steps),
         budget_computed=finding,
         topology_fits=topology_fits,
         topology=TopologyStatus(
             required_slots=need.slots,
-            need_blocks=need.blocks if known else None,
+            need_blocks=None if layout is None else need.blocks,
             verdict=verdict,
-            roles=role_statuses(spec, BlockSizes.of(resolved.layout) if resolved.layout else None),
+            roles=role_statuses(spec, None if layout is None else BlockSizes.of(layout)),
         ),
-        need_blocks=need.blocks if known else None,
+        need_blocks=None if layout is None else need.blocks,
         required_slots=need.slots,
         gates=gates,
         engine_args=vllm.render_args(gates, spec.engine.version),
         pod=pod_needs(spec, resolved),
     )
+
+
+def _layout_steps(spec: InferencePoolSpec, resolved: Resolved, layout: CacheLayout) -> list[Step]:
+    rules = f"rules of vLLM {spec.engine.version}"
+    return layout_steps(layout, spec.sequence.max_tokens, resolved.evidence, rules=rules)
 
 
 def _engine_need(spec: InferencePoolSpec, layout: CacheLayout | None) -> EngineNeed:
@@ -394,16 +406,11 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
         topology_fits = Finding(
             Status.FALSE,
             judgement.reason,
-            explain.bounded(f"The engine would not start. {fatal.message}"),
+            "The engine would not start: BudgetComputed says why.",
         )
     gates = _gates(spec, resolved, slots.limit, capacity.written_bytes(slots.limit))
     steps = (
-        *layout_steps(
-            layout,
-            spec.sequence.max_tokens,
-            resolved.evidence,
-            rules=f"rules of vLLM {spec.engine.version}",
-        ),
+        *_layout_steps(spec, resolved, layout),
         *explain.memory_steps(
             capacity.memory(judged_slots),
             device=resolved.device,

@@ -231,7 +231,7 @@ class _Search:
             f"{after.required_slots:,} sequences then need {after.need_blocks:,} of "
             f"{after.budget_blocks.low:,} blocks{each}."
             if after.required_slots
-            else f"{after.max_concurrent:,} sequences at the ceiling then fit at once."
+            else f"then there is room for {counted(after.max_concurrent or 0, 'sequence')}."
         )
         text = f"{change.text}: {outcome}"
         return Remedy(change.name, text, {"spec": change.change}, change.summary)

@@ -199,7 +199,7 @@ def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
     ranks, parallel = ranks_per_pod(spec), spec.parallelism
     if device.max_per_node is not None and ranks > device.max_per_node:
         problems.append(
-            f"spec.parallelism.tensor: {parallel.tensor} x pipeline {parallel.pipeline} x data "
+            f"spec.parallelism: tensor {parallel.tensor} x pipeline {parallel.pipeline} x data "
             f"{parallel.data} = {ranks} devices a pod, and a node with {device.name} has at most "
             f"{device.max_per_node}: lower one of them"
         )

@@ -117,7 +117,7 @@ def _unknown(config: Config, model_type: str) -> tuple[Layer, ...]:
     if said is None and (windows or any(config.optional(key) is None for key in given)):
         raise LayoutNotUnderstood(
             "model_type",
-            f"the family {quoted(model_type)} is not known to keep all tokens in every layer; "
-            f"{_ADVICE}",
+            f"the family {quoted(model_type)} is not known, and its config does not say that every "
+            f"layer keeps all tokens; {_ADVICE}",
         )
     return attention()(config)
