@@ -170,8 +170,8 @@ def test_fields_that_are_missing_or_of_another_type():
         ),
         (
             {"topologies": [topology(role("a", count=10_000), runs=101)]},
-            "spec.topologies: 1,010,000 sequences at once are needed together, more than 1,000,000: "
-            "lower concurrentRuns or counts",
+            "spec.topologies: 1,010,000 sequences at once are needed together, more than "
+            "1,000,000: lower concurrentRuns or counts",
         ),
     ],
 )

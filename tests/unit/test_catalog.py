@@ -237,6 +237,8 @@ def test_an_entry_takes_the_place_of_one_of_the_same_name() -> None:
         ({"name": 7}, "name: 7: must be text: write it in quotes"),
         ({"node_sizes": 8}, "node_sizes: 8: must be a list"),
         ({"unified_memory": "yes"}, "unified_memory: 'yes': must be true or false"),
+        ({"name": "cpu"}, "name: CPU is what vendor cpu is called, and nothing else"),
+        ({"vendor": "cpu"}, "name: CPU is what vendor cpu is called, and nothing else"),
         ({"aliases": ["H100"]}, "'H100' belongs to H100-80GB: remove it from one of them"),
         ({"sources": {}}, "is given without a source: write sources.architecture"),
     ],

@@ -126,6 +126,11 @@ class Accelerator(Entry):
 
     @model_validator(mode="after")
     def _memory_can_be_promised(self) -> Self:
+        if any(name.lower() == "cpu" for name in self.names) is not (self.vendor == "cpu"):
+            # Rules of the resource go by the name, the planner by the vendor.
+            raise PydanticCustomError(
+                "device", "name: CPU is what vendor cpu is called, and nothing else"
+            )
         if self.vendor == "cpu":
             return self
         if (self.memory_mib is None) is (self.memory_unknown is None):
