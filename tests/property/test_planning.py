@@ -464,7 +464,7 @@ def test_verification_answers_for_every_report(
 @st.composite
 def any_pools(draw: st.DrawFn) -> dict[str, Any]:
     """Pools that the resource allows, whether or not engine and device can do them."""
-    device = draw(st.sampled_from(Catalog.builtin().accelerator_names))
+    device = draw(st.sampled_from([one.name for one in Catalog.builtin().accelerators]))
     runs = draw(topologies())
     for topology in runs:
         for role in topology["roles"]:
@@ -474,7 +474,7 @@ def any_pools(draw: st.DrawFn) -> dict[str, Any]:
             st.one_of(
                 st.builds(
                     lambda name: {"name": name, "config": None},
-                    st.sampled_from(Catalog.builtin().model_names),
+                    st.sampled_from([one.name for one in Catalog.builtin().models]),
                 ),
                 st.just(DEMO["model"]),
                 st.just({**DEMO["model"], "weights": {"memory": "1Gi"}}),

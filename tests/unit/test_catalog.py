@@ -120,7 +120,7 @@ def test_suggestions_are_near(typed: str, meant: str) -> None:
 
 def test_there_is_no_suggestion_for_what_is_like_nothing() -> None:
     assert CATALOG.similar_accelerators("zzzzzz") == []
-    assert suggest("", CATALOG.accelerator_names) == []
+    assert suggest("", [device.name for device in CATALOG.accelerators]) == []
 
 
 # --- models --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 from ballonet.catalog.lookup import load
 from ballonet.kv.memory import Calibration, CalibrationClass, Communication, Spread
+from ballonet.kv.settings import Version
 from ballonet.kv.units import KIB, MIB
 
 
@@ -54,6 +55,6 @@ def _spread(ends: Sequence[int], unit: int) -> Spread:
     return Spread(low, mid, high)
 
 
-def _version(numbers: Sequence[int]) -> tuple[int, int, int]:
+def _version(numbers: Sequence[int]) -> Version:
     first, second, third = numbers
     return first, second, third

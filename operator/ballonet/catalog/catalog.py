@@ -103,19 +103,9 @@ class Catalog:
         """Return the model of a hub name or alias, without regard to case."""
         return self._models_by_name.get(folded(name))
 
-    @property
-    def accelerator_names(self) -> tuple[str, ...]:
-        """Names of all devices, sorted."""
-        return tuple(one.name for one in self.accelerators)
-
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        """Hub names of all models, sorted."""
-        return tuple(one.name for one in self.models)
-
     def similar_accelerators(self, name: str) -> list[str]:
         """Return the names of devices that are most like a name, best first; may be empty."""
-        return suggest(name, self.accelerator_names)
+        return suggest(name, (one.name for one in self.accelerators))
 
     def similar_models(self, name: str) -> list[str]:
         """Return the names of models that were surely meant, best first; may be empty."""

@@ -11,7 +11,7 @@ from ballonet.cli.canvas import Canvas, Table
 from ballonet.cli.fit import answer
 from ballonet.cli.formats import OutputFormat, listing
 from ballonet.cli.outcome import ExitCode, Outcome, as_document
-from ballonet.cli.output import VERDICTS
+from ballonet.cli.output import VERDICTS, View
 from ballonet.cli.question import OPTIONS, Question
 from ballonet.planning.explain import amount
 
@@ -141,14 +141,8 @@ def what_fits(question: Question, catalog: Catalog, *, vendor: str | None, most:
         sorted((_best(question, catalog, one, most) for one in devices), key=lambda one: one.order)
     )
     if all(one.outcome.code is ExitCode.BAD_INPUT for one in placements):
-        return Found((), _option_words(placements[0].outcome.problems[0]))
+        return Found((), View(fields=OPTIONS).words(placements[0].outcome.problems[0]))
     return Found(placements)
-
-
-def _option_words(text: str) -> str:
-    for path, option in OPTIONS.items():
-        text = text.replace(path, option)
-    return text
 
 
 def _best(question: Question, catalog: Catalog, device: Accelerator, most: int) -> Placement:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from ballonet.engines.base import HostCache, UserArguments
 from ballonet.engines.vllm_versions import parse_version
 from ballonet.kv.layout import CacheLayout
+from ballonet.kv.settings import Version
 from ballonet.kv.specs import KEEPS_ALL, CacheKind
 from ballonet.kv.units import GIB
 
@@ -38,7 +39,7 @@ class _Era(NamedTuple):
     (``kv_connector/factory.py``), so it is switched off for it.
     """
 
-    since: tuple[int, int, int]
+    since: Version
     carrier: _Carrier
     hybrid: bool
 

@@ -17,6 +17,7 @@ from typing import Final, Self
 
 from ballonet.kv.geometry import ModelGeometry
 from ballonet.kv.layers import KeyIndex, State
+from ballonet.kv.settings import Version
 from ballonet.kv.units import GIB, Interval, ceil_div
 
 
@@ -113,8 +114,8 @@ class CalibrationClass:
     """
 
     name: str
-    first: tuple[int, int, int]
-    before: tuple[int, int, int]
+    first: Version
+    before: Version
     runner: int | None
     compiled: bool | None
     logit_bytes: Spread
@@ -226,9 +227,21 @@ GRAPH_SIZES: Final = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 _ENCODER_ITEMS: Final = (("gemma", 2496),)
 _ENCODER_ITEM: Final = 16384
 # First versions in which something is so, read in the sources.
-_GRAPHS_CHARGED: Final = (0, 20, 0)  # VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS = 1 (envs.py)
-_GRAPHS_CHARGED_RUNNER_2: Final = (0, 29, 0)  # before, v1/worker/gpu/model_runner.py returns 0
-_INDEX_BUFFER_WIDENED: Final = (0, 13, 0)  # get_max_prefill_buffer_size: 2, then 40 sequences
+_GRAPHS_CHARGED: Final[Version] = (
+    0,
+    20,
+    0,
+)  # VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS = 1 (envs.py)
+_GRAPHS_CHARGED_RUNNER_2: Final[Version] = (
+    0,
+    29,
+    0,
+)  # before, v1/worker/gpu/model_runner.py returns 0
+_INDEX_BUFFER_WIDENED: Final[Version] = (
+    0,
+    13,
+    0,
+)  # get_max_prefill_buffer_size: 2, then 40 sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +255,8 @@ class _Start:
             hybrids, encoders and pooling models.
     """
 
-    last_without: tuple[int, int, int]
-    first_with: tuple[int, int, int]
+    last_without: Version
+    first_with: Version
     types: frozenset[str] | None
     quantized: bool = True
     mixtures: bool = False
@@ -300,7 +313,7 @@ def rank_memory(
     device_bytes: Interval,
     memory_percent: int | Fraction,
     weights: Interval,
-    version: tuple[int, ...],
+    version: Version,
     calibration: Calibration,
     max_model_tokens: int,
     max_num_seqs: int,
@@ -416,7 +429,7 @@ def forward_bytes(work: Work, tokens: int, *, tensor: int) -> int:
     return 2 * tokens * (divided + (4 + work.experts_per_token) * work.hidden)
 
 
-def model_runners(work: Work, version: tuple[int, ...]) -> tuple[int, ...]:
+def model_runners(work: Work, version: Version) -> tuple[int, ...]:
     """Return which of the engine's two model runners start by default; both where not known.
 
     The second one samples with less memory and charged no graphs up to 0.28.
@@ -479,7 +492,7 @@ def _handed_over(work: Work, max_batched_tokens: int) -> int:
     return 2 * 2 * max_batched_tokens * work.hidden
 
 
-def _index_buffer(work: Work, version: tuple[int, ...], max_model_tokens: int) -> int:
+def _index_buffer(work: Work, version: Version, max_model_tokens: int) -> int:
     """Return the buffer that gathers keys of the sparse attention index: 8-bit keys and a scale.
 
     It holds forty of the longest sequences, two in older versions
@@ -494,7 +507,7 @@ def _index_buffer(work: Work, version: tuple[int, ...], max_model_tokens: int) -
 def _graphs(
     work: Work,
     calibration: Calibration,
-    version: tuple[int, ...],
+    version: Version,
     runner: int,
     max_num_seqs: int,
 ) -> Spread:

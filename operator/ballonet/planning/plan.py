@@ -72,8 +72,6 @@ class Plan:
         judged_blocks: the same where it ran what is needed; the budget is made of them.
         budget_blocks: blocks that are promised: usable blocks x safety.
         need: need of one engine, runs shared evenly among the replicas.
-        available_slots: sequences that surely fit at once.
-        max_concurrent: sequences at the pool's ceiling that surely fit at once.
         gates: the limits for the engine; None when nothing can be started.
         device: the device of a rank; None where the spec is not resolved.
         device_memory: where the memory of a device goes by prediction, also where the KV memory is
@@ -99,10 +97,6 @@ class Plan:
     judged_blocks: Interval | None = None
     budget_blocks: Interval | None = None
     need: EngineNeed | None = None
-    need_blocks: int | None = None
-    required_slots: int = 0
-    available_slots: int | None = None
-    max_concurrent: int | None = None
     gates: Gates | None = None
     engine_args: tuple[str, ...] = ()
     pod: PodNeeds | None = None
@@ -115,6 +109,26 @@ class Plan:
     def verdict(self) -> Verdict:
         """Whether the declared topologies fit."""
         return self.topology.verdict
+
+    @property
+    def required_slots(self) -> int:
+        """Sequences that an engine must run at once."""
+        return self.topology.required_slots or 0
+
+    @property
+    def need_blocks(self) -> int | None:
+        """Blocks that these hold."""
+        return self.topology.need_blocks
+
+    @property
+    def available_slots(self) -> int | None:
+        """Sequences that surely fit at once."""
+        return self.topology.available_slots
+
+    @property
+    def max_concurrent(self) -> int | None:
+        """Sequences at the pool's ceiling that surely fit at once."""
+        return None if self.predicted is None else self.predicted.max_concurrent
 
     @property
     def engine_sizes_itself(self) -> bool:
@@ -308,7 +322,6 @@ def _unresolved(
         topology_fits=_UNKNOWN_TOPOLOGY,
         topology=TopologyStatus(required_slots=required),
         refused_arguments=refused,
-        required_slots=required,
     )
 
 
@@ -344,8 +357,6 @@ def _unplanned(plan: Plan, resolved: Resolved, finding: Finding) -> Plan:
             verdict=verdict,
             roles=role_statuses(spec, None if layout is None else BlockSizes.of(layout)),
         ),
-        need_blocks=None if layout is None else need.blocks,
-        required_slots=need.slots,
         gates=gates,
         engine_args=vllm.render_args(gates, spec.engine.version),
         pod=pod_needs(spec, resolved),
@@ -427,48 +438,89 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
         *explain.need_steps(need, budget, engines=engines(spec), limit=slots.limit),
         *explain.offload_steps(gates.host_cache),
     )
-    return replace(
+    ends = (memory.kv_cache_bytes.low, memory.kv_cache_bytes.high)
+    low_tokens, high_tokens = (
+        int(layout.concurrency(end) * layout.max_model_tokens) for end in ends
+    )
+    judged = with_figures(
         plan,
+        need=need,
+        sizes=BlockSizes.of(layout),
+        memory=memory,
+        blocks=blocks,
+        judged_blocks=judged_blocks,
+        tokens=Interval(low_tokens, high_tokens),
+        block_tokens=layout.block_tokens,
+        verdict=judgement.verdict,
+        sure=sure,
+        concurrent=concurrent,
+    )
+    return replace(
+        judged,
         steps=steps,
         budget_computed=fatal or _budget_finding(capacity, slots.limit, source),
         topology_fits=topology_fits,
-        topology=TopologyStatus(
-            required_slots=need.slots,
-            need_blocks=need.blocks,
-            available_slots=sure,
-            budget_blocks=budget.low,
-            verdict=judgement.verdict,
-            roles=role_statuses(spec, BlockSizes.of(layout)),
-        ),
         source=source,
-        memory=memory,
         device_memory=capacity.device_memory(judged_slots),
-        predicted=PredictedBudget(
-            kv_cache_low_bytes=max(0, memory.kv_cache_bytes.low),
-            kv_cache_high_bytes=max(0, memory.kv_cache_bytes.high),
-            low_blocks=blocks.low,
-            high_blocks=blocks.high,
-            low_tokens=int(layout.concurrency(memory.kv_cache_bytes.low) * layout.max_model_tokens),
-            high_tokens=int(
-                layout.concurrency(memory.kv_cache_bytes.high) * layout.max_model_tokens
-            ),
-            block_tokens=layout.block_tokens,
-            blocks_per_sequence=need.blocks_per_sequence,
-            max_concurrent=concurrent,
-        ),
-        blocks=blocks,
-        judged_blocks=judged_blocks,
-        budget_blocks=budget,
-        need=need,
-        need_blocks=need.blocks,
-        required_slots=need.slots,
-        available_slots=sure,
-        max_concurrent=concurrent,
         gates=gates,
         engine_args=vllm.render_args(gates, spec.engine.version),
         pod=pod_needs(spec, resolved),
         receipts=capacity.receipts,
         capacity=capacity,
+    )
+
+
+def with_figures(
+    plan: Plan,
+    *,
+    need: EngineNeed,
+    sizes: BlockSizes,
+    memory: MemoryPlan,
+    blocks: Interval,
+    judged_blocks: Interval,
+    tokens: Interval | None,
+    block_tokens: int,
+    verdict: Verdict,
+    sure: int,
+    concurrent: int,
+) -> Plan:
+    """Return a plan with its figures, as the plan has them and as status shows them.
+
+    Args:
+        sizes: what sequences take.
+        tokens: those of an engine as it prints them; None for one that prints something else.
+        sure: sequences that surely fit at once.
+        concurrent: sequences at the pool's ceiling that surely fit at once.
+    """
+    spec, kv_cache = plan.spec, memory.kv_cache_bytes
+    assert kv_cache is not None
+    budget = budget_interval(judged_blocks, spec.budget.safety_percent)
+    return replace(
+        plan,
+        topology=TopologyStatus(
+            required_slots=need.slots,
+            need_blocks=need.blocks,
+            available_slots=sure,
+            budget_blocks=budget.low,
+            verdict=verdict,
+            roles=role_statuses(spec, sizes),
+        ),
+        predicted=PredictedBudget(
+            kv_cache_low_bytes=max(0, kv_cache.low),
+            kv_cache_high_bytes=max(0, kv_cache.high),
+            low_blocks=blocks.low,
+            high_blocks=blocks.high,
+            low_tokens=tokens and tokens.low,
+            high_tokens=tokens and tokens.high,
+            block_tokens=block_tokens,
+            blocks_per_sequence=need.blocks_per_sequence,
+            max_concurrent=concurrent,
+        ),
+        memory=memory,
+        blocks=blocks,
+        judged_blocks=judged_blocks,
+        budget_blocks=budget,
+        need=need,
     )
 
 

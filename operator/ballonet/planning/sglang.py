@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
-from ballonet.api.status import PredictedBudget, Source, TopologyStatus
+from ballonet.api.status import Source, TopologyStatus
 from ballonet.api.v1alpha1 import InferencePoolSpec, KvCacheType
 from ballonet.catalog import Accelerator, Catalog
 from ballonet.engines import sglang
@@ -28,7 +28,7 @@ from ballonet.planning.batch import MAX_SLOTS
 from ballonet.planning.budget import NULL_BLOCKS, budget_interval, max_concurrent
 from ballonet.planning.capacity import given_bytes
 from ballonet.planning.explain import Step
-from ballonet.planning.plan import Plan
+from ballonet.planning.plan import Plan, with_figures
 from ballonet.planning.resolve import (
     NamedModel,
     Unresolved,
@@ -37,7 +37,7 @@ from ballonet.planning.resolve import (
     named_model,
     weights_of,
 )
-from ballonet.planning.topology import BlockSizes, judge, pool_need, role_statuses
+from ballonet.planning.topology import BlockSizes, judge, pool_need
 
 _ELEMENT_BYTES: Final = {KvCacheType.AUTO: 2, KvCacheType.BF16: 2, KvCacheType.FP8: 1}
 
@@ -183,8 +183,21 @@ def _planned(plan: Plan, engine: _Engine) -> Plan:
     concurrent = max_concurrent(budget.low, need.blocks_per_sequence)
     source = Source.PREDICTED if given_bytes(spec) is None else Source.GIVEN
     word = source.value.lower()
-    return replace(
+    judged = with_figures(
         plan,
+        need=need,
+        sizes=sizes,
+        memory=engine.memory,
+        blocks=blocks,
+        judged_blocks=blocks,
+        tokens=None,
+        block_tokens=1,
+        verdict=judgement.verdict,
+        sure=sure,
+        concurrent=concurrent,
+    )
+    return replace(
+        judged,
         spec_resolved=Finding(
             Status.TRUE,
             Reason.RESOLVED,
@@ -209,35 +222,9 @@ def _planned(plan: Plan, engine: _Engine) -> Plan:
             limit=limit,
             source=source,
         ),
-        topology=TopologyStatus(
-            required_slots=need.slots,
-            need_blocks=need.blocks,
-            available_slots=sure,
-            budget_blocks=budget.low,
-            verdict=judgement.verdict,
-            roles=role_statuses(spec, sizes),
-        ),
         source=source,
         device=engine.device,
         device_memory=engine.device_memory,
-        memory=engine.memory,
-        predicted=PredictedBudget(
-            kv_cache_low_bytes=max(0, pool.low),
-            kv_cache_high_bytes=max(0, pool.high),
-            low_blocks=blocks.low,
-            high_blocks=blocks.high,
-            block_tokens=1,
-            blocks_per_sequence=need.blocks_per_sequence,
-            max_concurrent=concurrent,
-        ),
-        blocks=blocks,
-        judged_blocks=blocks,
-        budget_blocks=budget,
-        need=need,
-        need_blocks=need.blocks,
-        required_slots=need.slots,
-        available_slots=sure,
-        max_concurrent=concurrent,
         engine_args=_arguments(spec, limit),
         steps=(
             *_pool_steps(engine),
