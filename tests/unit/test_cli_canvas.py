@@ -29,6 +29,13 @@ def test_cells_are_shared_by_size() -> None:
     assert " ".join(legend).split() == ["#", "part", "0", "=", "part", "1", ".", "free"]
 
 
+def test_what_is_free_and_what_may_not_be_there_have_marks_of_their_own() -> None:
+    bar = Bar((Segment(2, "a"), Segment(1, "b", free=True), Segment(1, "c", perhaps=True)))
+    line, *legend = Canvas(columns=14).bars([bar])
+    assert len(set(drawn(line))) == 3
+    assert " ".join(legend).split() == ["#", "a", ".", "b", "?", "c"]
+
+
 @given(st.lists(st.integers(0, 10**15), min_size=1, max_size=8), st.integers(20, 200))
 def test_a_bar_is_as_long_as_it_may_be_and_shows_all_that_there_is(
     sizes: list[int], columns: int

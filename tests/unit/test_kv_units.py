@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ballonet.kv.units import GIB, MIB, Interval, ceil_div, counted, format_bytes
+from ballonet.kv.units import GIB, MIB, Interval, ceil_div, counted, format_bytes, gib
 
 
 def test_an_interval_upside_down_is_refused() -> None:
@@ -47,3 +47,18 @@ def test_bytes_are_written_for_people(value: int, text: str) -> None:
 )
 def test_numbers_are_written_with_separators_and_their_noun(value: int, text: str) -> None:
     assert counted(value, "block") == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (GIB, GIB, "1.00"),
+        (-GIB, 0, "0.00"),
+        (-GIB, 1536 * GIB, "0.00 to 1,536.00"),
+        (9856 * MIB, 9984 * MIB, "9.63 to 9.75"),
+    ],
+)
+def test_columns_of_gib_have_no_unit_and_nothing_below_nothing(
+    low: int, high: int, text: str
+) -> None:
+    assert gib(Interval(low, high)) == text

@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from ballonet.api.v1alpha1 import DEVICE_PATTERN, RESOURCE_PATTERN
 from ballonet.catalog.entries import Confidence, Entry, Text
-from ballonet.kv.units import MIB, Interval
+from ballonet.kv.units import MIB, Interval, gib
 
 _NVLINK: Final = re.compile(r"(SXM\d?: )?NVLink\d")
 _COMPUTE: Final = re.compile(r"(\d{1,2})\.(\d)")
@@ -179,9 +179,7 @@ class Accelerator(Entry):
         """The memory for people: GiB, or who knows it."""
         if self.device == "cpu":
             return "that of the pod"
-        if self.memory_mib is None:
-            return "unknown"
-        return " to ".join(f"{mib / 1024:.2f}" for mib in sorted(set(self.memory_mib)))
+        return "unknown" if self.memory_bytes is None else gib(self.memory_bytes)
 
     @property
     def max_per_node(self) -> int | None:

@@ -23,7 +23,8 @@ class Style(StrEnum):
 # Segments of a bar take these in turn: without colours a character each, with colours a full block.
 _GLYPHS: Final = "#=+*o%@&$x"
 _COLOURS: Final = ("34", "33", "35", "36", "32", "31", "94", "93", "95", "96")
-_FREE_GLYPH, _FREE_BLOCK, _FREE_COLOUR = ".", "░", "90"
+_FREE: Final = (".", "░", "90")
+_PERHAPS: Final = ("?", "▒", "90")
 _BLOCK: Final = "█"
 # From nothing to all.
 _LEVELS: Final = "·▁▂▃▄▅▆▇█"
@@ -45,11 +46,18 @@ class Segment:
         size: its share of the bar, in any unit that all segments of the bar have.
         text: what the legend says of it.
         free: whether it is what nobody takes.
+        perhaps: whether it may not be there.
     """
 
     size: int
     text: str
     free: bool = False
+    perhaps: bool = False
+
+    @property
+    def marked(self) -> bool:
+        """Whether it has a mark of its own and takes none of those in turn."""
+        return self.free or self.perhaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +121,11 @@ class Canvas:
             shares = _cells([segment.size for segment in bar.segments], scale, cells)
             drawn = ""
             for segment, share in zip(bar.segments, shares, strict=True):
-                index = -1 if segment.free else taken
-                taken += not segment.free
-                drawn += self._glyphs(index, share)
+                mark = self._mark(segment, taken)
+                taken += not segment.marked
+                drawn += self._painted(mark, share)
                 if segment.size > 0:
-                    legend.append((self._glyphs(index, 1), segment.text))
+                    legend.append((self._painted(mark, 1), segment.text))
             empty = " " * (cells - sum(shares))
             label = f"{bar.label:<{label_width}} " if label_width else ""
             lines.append(f"{label}[{drawn}{empty}] {bar.note}".rstrip())
@@ -146,13 +154,16 @@ class Canvas:
             for value in values
         )
 
-    def _glyphs(self, index: int, count: int) -> str:
-        """Return characters of the segment of an index; -1 is what is free."""
-        free = index < 0
-        if not self.colour:
-            return (_FREE_GLYPH if free else _GLYPHS[index % len(_GLYPHS)]) * count
-        colour = _FREE_COLOUR if free else _COLOURS[index % len(_COLOURS)]
-        return self._sgr((_FREE_BLOCK if free else _BLOCK) * count, colour)
+    @staticmethod
+    def _mark(segment: Segment, index: int) -> tuple[str, str, str]:
+        """Return a segment's character, its block and that one's colour."""
+        if segment.marked:
+            return _PERHAPS if segment.perhaps else _FREE
+        return _GLYPHS[index % len(_GLYPHS)], _BLOCK, _COLOURS[index % len(_COLOURS)]
+
+    def _painted(self, mark: tuple[str, str, str], count: int) -> str:
+        glyph, block, colour = mark
+        return self._sgr(block * count, colour) if self.colour else glyph * count
 
     def _sgr(self, text: str, parameters: str) -> str:
         return f"\x1b[{parameters}m{text}\x1b[0m" if self.colour and text else text

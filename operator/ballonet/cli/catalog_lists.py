@@ -65,7 +65,7 @@ class Listed:
 def listed_devices(devices: Iterable[Accelerator]) -> Listed:
     """Return devices with the memory that programs see."""
     return Listed(
-        ("name", "memory, GiB", "seen in", "generation", "FP8 cache", "a node", "also called"),
+        ("name", "memory, GiB", "seen in", "generation", "FP8 cache", "GPUs a node", "also called"),
         frozenset(),
         tuple(_device_row(device) for device in devices),
     )

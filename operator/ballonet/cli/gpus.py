@@ -13,7 +13,7 @@ from ballonet.cli.formats import OutputFormat, listing
 from ballonet.cli.outcome import ExitCode, Outcome, as_document
 from ballonet.cli.output import VERDICTS, View
 from ballonet.cli.question import OPTIONS, Question
-from ballonet.planning.explain import amount
+from ballonet.kv.units import gib
 
 # The best answer first; of several sizes of an engine the first that gives it is shown.
 _BEST_FIRST: Final = (
@@ -23,7 +23,9 @@ _BEST_FIRST: Final = (
     ExitCode.BAD_INPUT,
 )
 _SIZES: Final = (1, 2, 4, 8, 16)
-_HEADINGS: Final = ("GPU", "GPUs", "GPU memory", "verdict", "at once", "KV memory a GPU", "why")
+_HEADINGS: Final = (
+    *("GPU", "GPUs", "memory, GiB", "verdict", "at once", "KV memory of a GPU, GiB", "why"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +53,16 @@ class Placement:
 
     def row(self) -> tuple[str, ...]:
         """Return the cells of the table."""
-        plan, memory = self.outcome.plan, self.device.memory_bytes
+        plan = self.outcome.plan
         kv_cache = None if plan is None or plan.memory is None else plan.memory.kv_cache_bytes
         slots = None if plan is None else plan.available_slots
         return (
             self.device.name,
             str(self.gpus),
-            "unknown" if memory is None else amount(memory),
+            self.device.memory_text,
             VERDICTS[self.outcome.code],
             "" if slots is None else f"{slots:,}",
-            "" if kv_cache is None else amount(kv_cache),
+            "" if kv_cache is None else gib(kv_cache),
             self._why(),
         )
 

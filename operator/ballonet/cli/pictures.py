@@ -81,7 +81,7 @@ def block_bars(plan: Plan) -> list[Bar]:
         Segment(budget, f"budget {budget:,}"),
         Segment(safety, f"safety {safety:,}"),
         Segment(min(blocks, NULL_BLOCKS), f"null block {NULL_BLOCKS}"),
-        Segment(perhaps, f"perhaps {perhaps:,} more", free=True),
+        Segment(perhaps, f"perhaps {perhaps:,} more", perhaps=True),
     )
     return [
         Bar((*needed, Segment(free, f"free {free:,}", free=True)), "need", f"{need:,}"),

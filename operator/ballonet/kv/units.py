@@ -75,11 +75,21 @@ def format_bytes(value: int) -> str:
     """
     sign, size = ("-", -value) if value < 0 else ("", value)
     unit, name = (GIB, "GiB") if size >= GIB else (MIB, "MiB")
-    hundredths = (200 * size + unit) // (2 * unit)
-    whole, rest = divmod(hundredths, 100)
-    if unit == MIB and rest == 0:
-        return f"{sign}{whole:,} {name}"
-    return f"{sign}{whole:,}.{rest:02} {name}"
+    number = _hundredths(size, unit)
+    if unit == MIB:
+        number = number.removesuffix(".00")
+    return f"{sign}{number} {name}"
+
+
+def gib(size: Interval) -> str:
+    """Return bytes as numbers of GiB, none below 0, for columns whose heading has the unit."""
+    ends = sorted({max(0, size.low), max(0, size.high)})
+    return " to ".join(_hundredths(end, GIB) for end in ends)
+
+
+def _hundredths(value: int, unit: int) -> str:
+    whole, rest = divmod((200 * value + unit) // (2 * unit), 100)
+    return f"{whole:,}.{rest:02}"
 
 
 def counted(value: int, noun: str) -> str:
