@@ -314,3 +314,11 @@ def test_two_changes_only_where_one_is_not_enough() -> None:
             assert plan_pool("p", alone, with_remedies=False).verdict is not Verdict.FITS
     assert len(set(names(plan))) == len(plan.remedies)
     assert not any("And" in name for name in names(planned()))
+
+
+def test_what_leaves_less_than_a_tenth_of_the_work_comes_last() -> None:
+    spec_of = {"model": {"name": "openai/gpt-oss-120b"}, "parallelism": {"tensor": 1}}
+    found = plan_pool("p", spec(H100, **spec_of, sequence={"maxTokens": 131_072})).remedies
+    assert len(found) > 1
+    assert found[-1].name == "LowerCeiling"
+    assert found[-1].patch["spec"]["sequence"]["maxTokens"] < 13_107

@@ -35,9 +35,10 @@ MAX_DIALS = 16
 TENSOR_SIZES = (2, 4, 8, 16)
 # A plan is to take no time that anybody notices, so the search ends after so many comparisons.
 MAX_COMPARISONS = 400
-# Pairs of changes are offered only where no single one is enough, and then so many. What a pair
-# gives up of the work beside is bounded, or a ceiling of one block would make any pool fit.
+# Pairs of changes are offered only where no single one is enough, and then so many.
 MAX_PAIRS = 3
+# Who gives up more of the work has no use for the rest: a ceiling of one block makes most pools
+# fit. Such a change is offered last, and none of a pair.
 MOST_WORK_PER_MILLE = 900
 
 Fits = Callable[[InferencePoolSpec], bool]
@@ -106,8 +107,13 @@ class _Change:
     per_mille: int
 
     @property
-    def price(self) -> tuple[int, int]:
-        return self.kind, self.per_mille
+    def leaves_little(self) -> bool:
+        """Whether it gives up so much that hardly anybody would call it a remedy."""
+        return self.kind is _Cost.WORK and self.per_mille > MOST_WORK_PER_MILLE
+
+    @property
+    def price(self) -> tuple[bool, int, int]:
+        return self.leaves_little, self.kind, self.per_mille
 
     def then(self, other: _Change) -> _Change:
         """Return both changes as one; the other was made for what this one leaves."""
@@ -148,9 +154,9 @@ def find_remedies(
     """Return the changes that make a plan fit, cheapest first; each one is proven by planning.
 
     First what gives up work (the least share of it first), then what takes memory, precision,
-    speed, and last what takes devices. Equal prices keep the order of the levers: ceiling, prefix,
-    concurrency, memory, the rest. Pairs of changes are looked for only where no single one is
-    enough.
+    speed, then what takes devices, and last what leaves less than a tenth of the work. Equal
+    prices keep the order of the levers: ceiling, prefix, concurrency, memory, the rest. Pairs of
+    changes are looked for only where no single one is enough.
 
     Args:
         plan: one that does not surely fit and has a budget.
@@ -267,8 +273,7 @@ class _Search:
             seconds = [
                 change
                 for change in after.levers()
-                if change.name != first.name
-                and (change.kind is not _Cost.WORK or change.per_mille <= MOST_WORK_PER_MILLE)
+                if change.name != first.name and not change.leaves_little
             ]
             if seconds:
                 paired.add(first.name)
