@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,25 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.exists(), f"{link} is dead"
         if anchor:
             assert anchor in anchors(target), f"{link}: no such heading"
+
+
+def test_the_map_of_the_code_names_files_that_are_there() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    named = re.findall(r"`([a-z_]+/[\w/]+(?:\.\w+|/))`", page)
+    missing = [
+        name
+        for name in named
+        if not ((ROOT / "operator/ballonet" / name).exists() or (ROOT / name).exists())
+    ]
+    assert len(named) > 40
+    assert missing == []
+
+
+def test_every_runtime_dependency_has_a_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    given = {re.split("[<>=]", each)[0] for each in project["dependencies"]}
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("## Runtime dependencies")[2]
+    assert set(re.findall(r"(?m)^\| ([\w-]+) \|", table)) - {"package"} == given
 
 
 def test_every_page_of_the_docs_is_linked_from_the_readme() -> None:
