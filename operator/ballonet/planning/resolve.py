@@ -238,7 +238,7 @@ def named_model(spec: InferencePoolSpec, config_text: str | None, catalog: Catal
         if entry is None:
             raise _unknown_model(spec.model.name, catalog.similar_models(spec.model.name))
         where, text = f"spec.model.name: {entry.name}", None
-        source, evidence = "catalog", f"catalog, {entry.source}"
+        source, evidence = "catalog", f"catalog entry, {entry.source}"
     elif config.config_map_ref is not None:
         where, ref = "spec.model.config.configMapRef", config.config_map_ref
         if config_text is None:
