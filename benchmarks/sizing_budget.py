@@ -41,11 +41,11 @@ def answer_budget(question: Question) -> dict[str, Any]:
         Unknown: too little is known.
     """
     plan = memory(question)
-    assert plan.kv_cache_bytes is not None and plan.mid is not None
+    assert plan.kv_cache_bytes is not None and plan.usual_bytes is not None
     return {
         "kv_gib": {
             "low": max(0, plan.kv_cache_bytes.low) / GIB,
-            "mid": max(0, plan.mid) / GIB,
+            "mid": max(0, plan.usual_bytes) / GIB,
             "high": max(0, plan.kv_cache_bytes.high) / GIB,
         }
     }
@@ -72,13 +72,13 @@ def memory(question: Question) -> MemoryPlan:
     """
     plans = [_memory(question, version) for version in versions_of(question)]
     kv_cache = [plan.kv_cache_bytes for plan in plans if plan.kv_cache_bytes is not None]
-    mid = sum(plan.mid or 0 for plan in plans) // len(plans)
-    if mid <= 0:
+    usual = sum(plan.usual_bytes or 0 for plan in plans) // len(plans)
+    if usual <= 0:
         raise Unknown("whether the model leaves room for a KV cache at all is not known")
     return replace(
         plans[0],
         kv_cache_bytes=Interval(min(k.low for k in kv_cache), max(k.high for k in kv_cache)),
-        mid=mid,
+        usual_bytes=usual,
         calibration=tuple(dict.fromkeys(found for plan in plans for found in plan.calibration)),
     )
 

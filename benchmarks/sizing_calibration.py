@@ -70,7 +70,7 @@ def boots(scorer: Path, data: Path) -> Iterator[Boot]:
             plan = memory(question)
         except Unknown:
             continue
-        assert plan.kv_cache_bytes is not None and plan.mid is not None
+        assert plan.kv_cache_bytes is not None and plan.usual_bytes is not None
         outside = next(part for part in plan.parts if part.name == "outside the trial run")
         printed, half = round(truth["kv_gib"] * GIB), round(truth["half"] * GIB)
         yield Boot(
@@ -80,8 +80,8 @@ def boots(scorer: Path, data: Path) -> Iterator[Boot]:
             version=versions_of(question)[0],
             core=bool(truth["core"]),
             kv_bytes=printed,
-            beyond_bytes=outside.usual_bytes + plan.mid - printed,
-            missed_bytes=plan.mid - printed,
+            beyond_bytes=outside.usual_bytes + plan.usual_bytes - printed,
+            missed_bytes=plan.usual_bytes - printed,
             half_width_bytes=(plan.kv_cache_bytes.high - plan.kv_cache_bytes.low) // 2,
             inside=plan.kv_cache_bytes.low - half <= printed <= plan.kv_cache_bytes.high + half,
             promised_too_much=plan.kv_cache_bytes.low > printed * 1.02 + half,

@@ -294,8 +294,8 @@ def classes_part() -> str:
     for found in calibration().classes:
         logits, other = found.logit_bytes, found.other
         rows.append(
-            f"| {found.name} | {logits.low}, {logits.mid}, {logits.high} | "
-            f"{other.low // MIB}, {other.mid // MIB}, {other.high // MIB:,} | "
+            f"| {found.name} | {logits.low}, {logits.usual}, {logits.high} | "
+            f"{other.low // MIB}, {other.usual // MIB}, {other.high // MIB:,} | "
             f"{found.boots} | {found.covered} |"
         )
     return "\n".join(rows) + "\n"

@@ -23,8 +23,8 @@ BLOCK_BYTES = 2 * 2**20
 
 
 def usual_bytes(plan: Plan = PREDICTED) -> int:
-    assert plan.memory is not None and plan.memory.mid is not None
-    return plan.memory.mid
+    assert plan.memory is not None and plan.memory.usual_bytes is not None
+    return plan.memory.usual_bytes
 
 
 def limits_of(plan: Plan) -> Limits:

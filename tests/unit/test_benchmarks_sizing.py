@@ -65,7 +65,7 @@ def test_a_boot_is_answered_from_what_the_question_says() -> None:
         ({"gpu": "Ascend NPU"}, "no device"),
         ({"gpu": "MI300X"}, "amd"),
         ({"gpu_memory_utilization": None}, "share of the device"),
-        ({"version": "0.8.5"}, "no boots"),
+        ({"version": "0.8.5"}, "No boots"),
         ({"weights_gib_rank": 30.0}, "leaves room"),
     ],
 )

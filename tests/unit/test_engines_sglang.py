@@ -47,9 +47,9 @@ def test_logged_boots_lie_inside_and_near_the_usual_figure(
         memory_fraction=Fraction(fraction),
         tensor=2,
     )
-    assert plan.kv_cache_bytes is not None and plan.mid is not None
+    assert plan.kv_cache_bytes is not None and plan.usual_bytes is not None
     assert plan.kv_cache_bytes.low <= gib(pools) <= plan.kv_cache_bytes.high
-    assert abs(plan.mid - gib(pools)) < gib("0.1")
+    assert abs(plan.usual_bytes - gib(pools)) < gib("0.1")
 
 
 def test_the_default_share_keeps_room_for_a_chunk_the_ranks_and_the_graphs() -> None:

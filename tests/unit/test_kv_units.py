@@ -2,7 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from ballonet.kv.units import GIB, MIB, Interval, ceil_div, counted, format_bytes, gib
+from ballonet.kv.units import (
+    GIB,
+    MIB,
+    Interval,
+    ceil_div,
+    counted,
+    format_bytes,
+    gib,
+    largest,
+    least,
+)
 
 
 def test_an_interval_upside_down_is_refused() -> None:
@@ -13,6 +23,13 @@ def test_an_interval_upside_down_is_refused() -> None:
 def test_intervals_add_and_subtract_to_their_extremes() -> None:
     assert Interval(10, 20) + Interval(1, 2) == Interval(11, 22)
     assert Interval(10, 20) - Interval(1, 2) == Interval(8, 19)
+
+
+@pytest.mark.parametrize("turn", range(-1, 12))
+def test_a_search_finds_where_a_predicate_turns(turn: int) -> None:
+    assert largest(0, 9, lambda n: n <= turn) == (None if turn < 0 else min(turn, 9))
+    assert least(0, 9, lambda n: n >= turn) == (None if turn > 9 else max(turn, 0))
+    assert largest(1, 0, lambda _: True) is least(1, 0, lambda _: True) is None
 
 
 def test_exact_means_one_number() -> None:

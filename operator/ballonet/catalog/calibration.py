@@ -51,8 +51,8 @@ def _communication(row: Mapping[str, Sequence[int]]) -> Communication:
 
 
 def _spread(ends: Sequence[int], unit: int) -> Spread:
-    low, mid, high = (end * unit for end in ends)
-    return Spread(low, mid, high)
+    low, usual, high = (end * unit for end in ends)
+    return Spread(low, usual, high)
 
 
 def _version(numbers: Sequence[int]) -> Version:

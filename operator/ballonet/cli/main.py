@@ -96,9 +96,7 @@ def plan(
             help="What engines measured, as ballonet receipts export prints it.",
         ),
     ] = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show each step: formula, numbers, source.")
-    ] = False,
+    explain: options.Explain = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Show two pools side by side, and what differs.")
     ] = False,
@@ -165,9 +163,7 @@ def fit(
     weights_from: options.WeightsFrom = None,
     config: options.Config = None,
     catalog: options.CatalogFiles = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show each step: formula, numbers, source.")
-    ] = False,
+    explain: options.Explain = False,
     print_pool: Annotated[
         bool, typer.Option("--print-pool", help="Print the pool that asks this, and end.")
     ] = False,

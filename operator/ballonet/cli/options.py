@@ -67,6 +67,9 @@ WeightsFrom = Annotated[
         help="Read their size from safetensors files, or from a hub (needs ballonet[hub]).",
     ),
 ]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Show each step: formula, numbers, source.")
+]
 CatalogFiles = Annotated[
     list[str] | None,
     typer.Option(

@@ -51,8 +51,12 @@ def memory_bars(plan: Plan) -> list[Bar]:
         if part.bytes.high > 0
     ]
     left = plan.device_memory if plan.source is Source.PREDICTED else plan.memory
-    if left.kv_cache_bytes is not None and left.mid is not None and left.kv_cache_bytes.high > 0:
-        taken.append(_memory_segment("KV cache", left.kv_cache_bytes, left.mid))
+    if (
+        left.kv_cache_bytes is not None
+        and left.usual_bytes is not None
+        and left.kv_cache_bytes.high > 0
+    ):
+        taken.append(_memory_segment("KV cache", left.kv_cache_bytes, left.usual_bytes))
     device = plan.device.memory_bytes
     whole = (device.low + device.high) // 2
     slack = whole - sum(segment.size for segment in taken)

@@ -94,19 +94,19 @@ def rank_memory(
         source = "share of what is free before the weights, given"
     share = Spread(
         math.floor(free.low * least),
-        math.floor(free.mid * (least + most) / 2),
+        math.floor(free.usual * (least + most) / 2),
         math.ceil(free.high * most),
     )
     left = share - Spread.of(weights)
     return MemoryPlan(
         (
-            MemoryPart("share of the device", share.interval, share.mid, source),
+            MemoryPart("share of the device", share.interval, share.usual, source),
             MemoryPart(
                 "weights", weights, (weights.low + weights.high) // 2, "weights of one rank"
             ),
         ),
         left.interval,
-        mid=left.mid,
+        usual_bytes=left.usual,
     )
 
 

@@ -26,7 +26,7 @@ class Spread:
     """A measured quantity: lowest, usual and highest."""
 
     low: int
-    mid: int
+    usual: int
     high: int
 
     @classmethod
@@ -40,19 +40,21 @@ class Spread:
         return cls(interval.low, (interval.low + interval.high) // 2, interval.high)
 
     def __add__(self, other: Spread) -> Spread:
-        return Spread(self.low + other.low, self.mid + other.mid, self.high + other.high)
+        return Spread(self.low + other.low, self.usual + other.usual, self.high + other.high)
 
     def __sub__(self, other: Spread) -> Spread:
-        return Spread(self.low - other.high, self.mid - other.mid, self.high - other.low)
+        return Spread(self.low - other.high, self.usual - other.usual, self.high - other.low)
 
     def times(self, factor: int, divisor: int = 1) -> Spread:
         """Return the spread scaled by a fraction, rounded up."""
-        return Spread(*(ceil_div(end * factor, divisor) for end in (self.low, self.mid, self.high)))
+        return Spread(
+            *(ceil_div(end * factor, divisor) for end in (self.low, self.usual, self.high))
+        )
 
     def at_least(self, other: Spread) -> Spread:
         """Return the larger of two that take turns in the same memory."""
         return Spread(
-            max(self.low, other.low), max(self.mid, other.mid), max(self.high, other.high)
+            max(self.low, other.low), max(self.usual, other.usual), max(self.high, other.high)
         )
 
     @property
@@ -85,7 +87,7 @@ class MemoryPlan:
         kv_cache_bytes: what is left; an end may be zero or less, then the model may not fit.
             None when it cannot be said honestly.
         reason: why it cannot be said, and what to do.
-        mid: what is most likely left; None where kv_cache_bytes is None.
+        usual_bytes: what is most likely left; None where kv_cache_bytes is None.
         calibration: the classes of boots that the measured parts come from; none where the memory
             is given.
         measured: which starts of this very configuration narrowed what is left; None where it is
@@ -95,7 +97,7 @@ class MemoryPlan:
     parts: tuple[MemoryPart, ...]
     kv_cache_bytes: Interval | None
     reason: str | None = None
-    mid: int | None = None
+    usual_bytes: int | None = None
     calibration: tuple[CalibrationClass, ...] = ()
     measured: str | None = None
 
@@ -296,7 +298,7 @@ def with_part(plan: MemoryPlan, part: MemoryPart) -> MemoryPlan:
         plan,
         parts=(*plan.parts, part),
         kv_cache_bytes=None if left is None else left - part.bytes,
-        mid=None if plan.mid is None else plan.mid - part.usual_bytes,
+        usual_bytes=None if plan.usual_bytes is None else plan.usual_bytes - part.usual_bytes,
     )
 
 
@@ -304,7 +306,7 @@ def given_memory(kv_cache_bytes: int) -> MemoryPlan:
     """Return the plan of a rank whose KV cache memory is given to the engine."""
     exact = Interval.point(kv_cache_bytes)
     part = MemoryPart("KV cache", exact, kv_cache_bytes, "given")
-    return MemoryPlan((part,), exact, mid=kv_cache_bytes)
+    return MemoryPlan((part,), exact, usual_bytes=kv_cache_bytes)
 
 
 def rank_memory(
@@ -406,11 +408,11 @@ def rank_memory(
             measured,
         ),
     )
-    left = Spread(share.low, share.mid, share.high)
+    left = Spread(share.low, share.usual, share.high)
     for part in (given[1], *taken):
         left -= Spread(part.bytes.low, part.usual_bytes, part.bytes.high)
     parts = given + tuple(part for part in taken if part.bytes.high)
-    return MemoryPlan(parts, left.interval, mid=left.mid, calibration=classes)
+    return MemoryPlan(parts, left.interval, usual_bytes=left.usual, calibration=classes)
 
 
 def cpu_pod_bytes(weights_bytes: int, kv_cache_bytes: int) -> int:
@@ -481,7 +483,7 @@ def _working(
     whole = calibration.encoder_token_bytes.times(max(max_batched_tokens, item))
     # Heads and MLP of the encoder are divided, what it hands over is not.
     divided = whole.times(1, tensor)
-    return peak.at_least(Spread(divided.low, divided.mid, whole.high))
+    return peak.at_least(Spread(divided.low, divided.usual, whole.high))
 
 
 def _handed_over(work: Work, max_batched_tokens: int) -> int:
@@ -526,7 +528,7 @@ def _graphs(
 
 
 def _part(name: str, spread: Spread, source: str) -> MemoryPart:
-    return MemoryPart(name, spread.interval, spread.mid, source)
+    return MemoryPart(name, spread.interval, spread.usual, source)
 
 
 def _percent(share: int | Fraction) -> str:
@@ -535,9 +537,9 @@ def _percent(share: int | Fraction) -> str:
 
 def _hull(spreads: Sequence[Spread]) -> Spread:
     """Return what encloses all; the usual value is the middle one of theirs."""
-    mids = sorted(spread.mid for spread in spreads)
+    usual = sorted(spread.usual for spread in spreads)
     return Spread(
         min(spread.low for spread in spreads),
-        (mids[(len(mids) - 1) // 2] + mids[len(mids) // 2]) // 2,
+        (usual[(len(usual) - 1) // 2] + usual[len(usual) // 2]) // 2,
         max(spread.high for spread in spreads),
     )

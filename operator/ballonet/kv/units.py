@@ -68,6 +68,12 @@ def largest(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
     return low
 
 
+def least(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
+    """Return the smallest number of a range for which a rising predicate holds, or None."""
+    found = largest(-high, -low, lambda negated: holds(-negated))
+    return None if found is None else -found
+
+
 def format_bytes(value: int) -> str:
     """Return bytes for people: GiB with two decimals, MiB below one GiB.
 

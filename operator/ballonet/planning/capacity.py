@@ -107,7 +107,7 @@ class Capacity:
     def written_bytes(self, slots: int) -> int | None:
         """Return the KV memory of a rank that is written to the engine, or None."""
         fixed = self._pinned(slots) if self.given_bytes is None else None
-        return given_bytes(self.spec) if fixed is None else fixed.mid
+        return given_bytes(self.spec) if fixed is None else fixed.usual_bytes
 
     def limits(self, slots: int) -> Limits:
         """Return the limits that are written for this many sequences."""

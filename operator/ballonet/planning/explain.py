@@ -328,7 +328,7 @@ def memory_steps(memory: MemoryPlan, *, device: Accelerator, weights_source: str
     left = Step(
         "KV memory of a rank",
         " - ".join(part.name for part in memory.parts),
-        usual_amount(memory.kv_cache_bytes, memory.mid),
+        usual_amount(memory.kv_cache_bytes, memory.usual_bytes),
         "; ".join(
             text
             for text in (

@@ -370,7 +370,7 @@ def narrowed(predicted: MemoryPlan, limits: Limits, known: Sequence[Known]) -> M
     Between equal limits nothing is corrected. Else the measured range is moved by the difference of
     the two predictions, which is known better than either: what they have in common drops out.
     """
-    if not known or predicted.kv_cache_bytes is None or predicted.mid is None:
+    if not known or predicted.kv_cache_bytes is None or predicted.usual_bytes is None:
         return predicted
     moved = [(_moves(one.predicted, predicted), one) for one in known]
     moves, nearest = min(
@@ -383,7 +383,7 @@ def narrowed(predicted: MemoryPlan, limits: Limits, known: Sequence[Known]) -> M
     return replace(
         predicted,
         kv_cache_bytes=Interval(low, high),
-        mid=max(low, min(high, (measured.low + measured.high) // 2 + moves[1])),
+        usual_bytes=max(low, min(high, (measured.low + measured.high) // 2 + moves[1])),
         measured=_told(nearest, corrected=nearest.limits != limits),
     )
 
@@ -391,10 +391,10 @@ def narrowed(predicted: MemoryPlan, limits: Limits, known: Sequence[Known]) -> M
 def _moves(before: MemoryPlan, after: MemoryPlan) -> tuple[int, int, int]:
     """Return by how much KV memory differs between two predictions: low end, middle, high end."""
     assert before.kv_cache_bytes is not None and after.kv_cache_bytes is not None
-    assert before.mid is not None and after.mid is not None
+    assert before.usual_bytes is not None and after.usual_bytes is not None
     return (
         after.kv_cache_bytes.low - before.kv_cache_bytes.low,
-        after.mid - before.mid,
+        after.usual_bytes - before.usual_bytes,
         after.kv_cache_bytes.high - before.kv_cache_bytes.high,
     )
 
@@ -428,4 +428,4 @@ def pinned(limits: Limits, known: Sequence[Known]) -> MemoryPlan | None:
     told = _told(most, corrected=False)
     text = f"pinned: the lowest of {told}, {format_bytes(lowest)}, less {format_bytes(margin)}"
     part = MemoryPart("KV cache", Interval.point(size), size, text)
-    return MemoryPlan((part,), Interval.point(size), mid=size, measured=text)
+    return MemoryPlan((part,), Interval.point(size), usual_bytes=size, measured=text)

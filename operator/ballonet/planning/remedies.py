@@ -12,7 +12,7 @@ from ballonet.api.quantity import quantity_bytes
 from ballonet.api.status import Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec, KvCacheType, Placement, PrefixCredit
 from ballonet.catalog import Accelerator
-from ballonet.kv.units import GIB, KIB, MIB, ceil_div, counted, format_bytes, largest
+from ballonet.kv.units import GIB, KIB, MIB, ceil_div, counted, format_bytes, largest, least
 from ballonet.planning.batch import ranks_per_pod
 from ballonet.planning.budget import NULL_BLOCKS, blocks_for_budget
 from ballonet.planning.topology import NO_SIZES, caches_prefixes, engines, pods, pool_need
@@ -434,9 +434,8 @@ class _Search:
         if given is not None:
             return self._more_given(given)
         low, high = self.spec.accelerator.memory_percent + 1, SAFE_MEMORY_PERCENT
-        # The least that fits: the search is over the negated number.
-        percent = largest(-high, -low, lambda n: self.fits(self._memory_percent(-n).change))
-        return None if percent is None else self._memory_percent(-percent)
+        percent = least(low, high, lambda n: self.fits(self._memory_percent(n).change))
+        return None if percent is None else self._memory_percent(percent)
 
     def _more_given(self, now: str | int) -> _Change | None:
         given = quantity_bytes(now)
@@ -537,8 +536,8 @@ class _Search:
     def other_accelerator(self) -> _Change | None:
         """Use the device with the least more memory, of the same vendor and no older generation."""
         larger = self._larger_devices()
-        least = largest(-(len(larger) - 1), 0, lambda n: self.fits(self._device(larger[-n]).change))
-        return None if least is None else self._device(larger[-least])
+        index = least(0, len(larger) - 1, lambda n: self.fits(self._device(larger[n]).change))
+        return None if index is None else self._device(larger[index])
 
     def _larger_devices(self) -> list[Accelerator]:
         """Return whole devices with more memory that a pod's ranks find in one node, least first.
@@ -586,18 +585,18 @@ class _Search:
         def change(size: int) -> Json:
             return {"parallelism": {"data": size}}
 
-        fewest = largest(-most, -(now + 1), lambda n: self.fits(change(-n)))
+        fewest = least(now + 1, most, lambda n: self.fits(change(n)))
         if fewest is None:
             return None
         return _Change(
             "MoreDataParallel",
-            change(-fewest),
-            text=f"Raise spec.parallelism.data from {now} to {-fewest}, which takes "
-            f"{_times(-fewest, now)} the devices of a node; a pod then spreads the sequences of a "
+            change(fewest),
+            text=f"Raise spec.parallelism.data from {now} to {fewest}, which takes "
+            f"{_times(fewest, now)} the devices of a node; a pod then spreads the sequences of a "
             "run over its engines",
-            summary=f"data parallel {-fewest}",
+            summary=f"data parallel {fewest}",
             kind=_Cost.DEVICES,
-            per_mille=_share(-fewest - now, now),
+            per_mille=_share(fewest - now, now),
         )
 
     def more_replicas(self) -> _Change | None:
@@ -606,17 +605,17 @@ class _Search:
         runs = pool_need(self.spec, NO_SIZES).runs
         parts = max((run.all_slots if run.spread else run.runs for run in runs), default=1)
         most = min(parts, MAX_REPLICAS, max(MAX_REPLICAS_TIMES * now, MAX_REPLICAS_FROM_FEW))
-        fewest = largest(-most, -(now + 1), lambda n: self.fits({"replicas": -n}))
+        fewest = least(now + 1, most, lambda n: self.fits({"replicas": n}))
         if fewest is None:
             return None
         return _Change(
             "MoreReplicas",
-            {"replicas": -fewest},
-            text=f"Raise spec.replicas from {self.spec.replicas:,} to {-fewest:,}, which takes "
-            f"{_times(-fewest, now)} the devices; a router must spread {_what(self.spec)}",
-            summary=f"{-fewest:,} replicas",
+            {"replicas": fewest},
+            text=f"Raise spec.replicas from {self.spec.replicas:,} to {fewest:,}, which takes "
+            f"{_times(fewest, now)} the devices; a router must spread {_what(self.spec)}",
+            summary=f"{fewest:,} replicas",
             kind=_Cost.DEVICES,
-            per_mille=_share(-fewest - now, now),
+            per_mille=_share(fewest - now, now),
         )
 
 

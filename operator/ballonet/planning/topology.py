@@ -23,7 +23,7 @@ from ballonet.api.v1alpha1 import (
     Topology,
 )
 from ballonet.kv.layout import CacheLayout
-from ballonet.kv.units import Interval, ceil_div, largest
+from ballonet.kv.units import Interval, ceil_div, least
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +269,8 @@ class EngineNeed:
         It holds the share of any more pods, so what is made for it serves every number of them
         with which the pool fits. Where no share fits it is that of all pods.
         """
-        fewest = largest(-pods, -1, lambda n: fits(self.shared_among(-n)))
-        return self.shared_among(pods if fewest is None else -fewest)
+        fewest = least(1, pods, lambda n: fits(self.shared_among(n)))
+        return self.shared_among(fewest or pods)
 
     def blocks_of_any(self, slots: int) -> int:
         """Return the blocks that hold this many sequences at once, whichever of them arrive.
