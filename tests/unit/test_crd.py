@@ -15,7 +15,7 @@ from tests.unit import schema_check
 
 
 def test_the_tree_holds_what_the_generator_gives():
-    assert generate.outdated() == []
+    assert generate.outdated() == {}
 
 
 def test_the_schema_of_the_resource_has_no_violation():
