@@ -135,3 +135,25 @@ async def test_a_new_pod_that_nobody_has_scraped_yet_is_waited_for(
     world.pass_time(150)
     await world.reconcile()
     assert world.condition("MetricsAvailable") == ("False", "NoSeries")
+
+
+async def test_an_engine_that_is_no_longer_ready_is_asked_on_and_its_silence_is_said(
+    world: World, source: Source
+) -> None:
+    hung = {
+        "name": "engine",
+        "ready": False,
+        "started": True,
+        "restartCount": 0,
+        "state": {"running": {}},
+    }
+    world.run_pods(container=hung)
+    source.failure = Reason.UNREACHABLE
+    for _ in range(4):
+        world.pass_time(15)
+        await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("False", "Stale")
+    # One that has not come up yet has nothing to say.
+    world.run_pods(container={**hung, "started": False})
+    await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("Unknown", "NoEngine")

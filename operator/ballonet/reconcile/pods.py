@@ -79,7 +79,11 @@ def owned_pods(pods: Sequence[Json], deployment: Json) -> list[Json]:
 
 
 def targets(pods: Sequence[Json]) -> list[PodTarget]:
-    """Return where the engines that serve can be asked."""
+    """Return where the engines that have come up can be asked.
+
+    One that stops to answer is asked on: its pod is then no longer ready, and its silence is what
+    there is to say.
+    """
     return [
         PodTarget(
             namespace=pod["metadata"]["namespace"],
@@ -91,7 +95,7 @@ def targets(pods: Sequence[Json]) -> list[PodTarget]:
             probe_ports=_probe_ports(pod),
         )
         for pod in pods
-        if _is_ready(pod) and not _leaving(pod) and pod["status"].get("podIP")
+        if _has_come_up(pod) and not _leaving(pod) and pod["status"].get("podIP")
     ]
 
 
@@ -306,6 +310,12 @@ def _is_ready(pod: Json) -> bool:
         condition.get("type") == "Ready" and condition.get("status") == "True"
         for condition in pod.get("status", {}).get("conditions", ())
     )
+
+
+def _has_come_up(pod: Json) -> bool:
+    """Return whether the pod is ready or its engine, which still runs, has been able to serve."""
+    # The kubelet says so once the startup probe has succeeded, until the container ends.
+    return _is_ready(pod) or bool(_engine_status(pod).get("started"))
 
 
 def _ready_since(pod: Json) -> datetime | None:
