@@ -192,17 +192,8 @@ def test_tensor_sizes_are_those_that_are_not_refused() -> None:
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131072),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 262144),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 1.5}}, 196608),
-        # Qwen's own advice for long prompts: older vLLM multiplies, 0.32 does not.
-        (
-            {
-                "max_position_embeddings": 40960,
-                "rope_scaling": {
-                    **{"rope_type": "yarn", "factor": 4.0},
-                    "original_max_position_embeddings": 32768,
-                },
-            },
-            None,
-        ),
+        # Gemma 3 gives what comes of the scaling.
+        ({"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8}}, 131072),
         (
             {
                 "rope_scaling": {
@@ -218,4 +209,19 @@ def test_tensor_sizes_are_those_that_are_not_refused() -> None:
 def test_the_longest_sequence_is_what_every_version_accepts(
     changes: dict[str, Any], longest: int | None
 ) -> None:
-    assert parse_config(config(**changes)).max_position_tokens == longest
+    geometry = parse_config(config(**changes))
+    assert geometry.max_position_tokens == longest
+    assert geometry.yarn_position_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("original", "earlier"), [(32768, 131072), (10240, None), (None, None), ("x", None)]
+)
+def test_versions_differ_in_what_yarn_makes_of_positions(
+    original: object, earlier: int | None
+) -> None:
+    # Qwen's own advice for long prompts, which vLLM follows up to 0.29.
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": original}
+    geometry = parse_config(config(max_position_embeddings=40960, rope_scaling=scaling))
+    assert geometry.max_position_tokens == 40960
+    assert geometry.yarn_position_tokens == earlier

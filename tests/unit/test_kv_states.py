@@ -325,6 +325,12 @@ def test_kernels_of_latent_attention_without_long_blocks_are_refused() -> None:
         blocks_of(parse(KIMI_LINEAR), settings(platform=CPU, block_tokens=16))
 
 
+def test_the_width_of_a_mixer_goes_before_the_factor_that_gives_it() -> None:
+    # The file of falcon-mamba-7b; vLLM 0.32.0 keeps 573,440 bytes a layer with 32-bit states.
+    written = parse(FALCON_MAMBA, expand=16, intermediate_size=8192)
+    assert written.caches == parse(FALCON_MAMBA).caches
+
+
 def test_a_model_of_states_alone_needs_no_padding() -> None:
     blocks, spec = blocks_of(parse(FALCON_MAMBA), settings())
     assert (blocks.mode, spec.block_tokens, spec.padded_page_bytes) == ("none", 131_072, None)

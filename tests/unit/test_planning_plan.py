@@ -439,6 +439,17 @@ def test_a_ceiling_above_the_models_is_refused() -> None:
     assert "give at most 512" in plan.spec_resolved.message
 
 
+def test_yarn_lengthens_sequences_up_to_vllm_0_29() -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    config = {**json.loads(TINY_CONFIG), "max_position_embeddings": 512, "rope_scaling": scaling}
+    model = {"config": {"inline": json.dumps(config)}}
+    ceiling = {"maxTokens": 2048}
+    plan = demo(model=model, sequence=ceiling, engine={"version": "0.29.0"})
+    assert plan.spec_resolved.status is Status.TRUE
+    plan = demo(model=model, sequence=ceiling, engine={"version": "0.30.0"})
+    assert "give at most 512" in plan.spec_resolved.message
+
+
 def test_more_devices_than_a_node_has_are_refused() -> None:
     plan = h100(parallelism={"tensor": 16})
     assert plan.spec_resolved.reason is Reason.UNSUPPORTED_BY_ENGINE

@@ -68,8 +68,10 @@ class ModelGeometry:
         experts_per_token: experts that a token passes through; 0 for dense models.
         dtype: number format of the checkpoint.
         draft: what the layers keep that draft tokens where the engine is told to use them (MTP).
-        max_position_tokens: longest sequence that vLLM accepts for the model; None where that
-            depends on the version or is not given.
+        max_position_tokens: longest sequence that vLLM accepts for the model; None where it is not
+            given.
+        yarn_position_tokens: what versions that scale positions by YaRN accept instead; None where
+            that is the same.
         parameters: number of parameters worked out from the shape, without an encoder's; None for
             families whose shape is not known.
         stored_weights: bytes of all weights as stored, an encoder's among them; None where that is
@@ -93,6 +95,7 @@ class ModelGeometry:
     dtype: str
     draft: tuple[Layer, ...] = ()
     max_position_tokens: int | None = None
+    yarn_position_tokens: int | None = None
     parameters: int | None = None
     stored_weights: Interval | None = None
     quantization: str | None = None
@@ -142,6 +145,7 @@ def parse_config(text: str) -> ModelGeometry:
     hidden, vocab = hidden_size(config), config.number(*_VOCAB)
     experts = config.optional(*_EXPERTS_PER_TOKEN, least=0, most=4096) or 0
     quantization = _quantization(config, outer)
+    longest, yarn_longest = _longest(config, model_type)
     counted = _counted(
         config, outer, caches, model_type=model_type, hidden=hidden, vocab=vocab, heads=heads
     )
@@ -156,7 +160,8 @@ def parse_config(text: str) -> ModelGeometry:
         vocab=vocab,
         dtype=_dtype(config, outer),
         draft=draft_layers_of(config, model_type),
-        max_position_tokens=_longest(config),
+        max_position_tokens=longest,
+        yarn_position_tokens=yarn_longest if yarn_longest != longest else None,
         parameters=None if counted is None else counted.total,
         stored_weights=None
         if counted is None
@@ -195,15 +200,19 @@ def _latent_key(config: Config, heads: int) -> int:
     return nope + (config.optional("qk_rope_head_dim", least=0) or 0)
 
 
-def _longest(config: Config) -> int | None:
-    """Return the longest sequence by vLLM's rule (config/model.py): least key, then scaling."""
+def _longest(config: Config, model_type: str) -> tuple[int | None, int | None]:
+    """Return the longest sequence by vLLM's rules (config/model.py): least key, then scaling.
+
+    Versions differ where YaRN scales: today the key counts, once it was the original length times
+    the factor; that is the second number.
+    """
     own = config.optional("model_max_length", most=MAX_TOKENS)
     given = [config.optional(key, most=MAX_TOKENS) for key in _POSITIONS]
     positions = own or min((value for value in given if value is not None), default=None)
     fields = config.fields
     scaling = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
-    if positions is None or not isinstance(scaling, dict):
-        return positions
+    if positions is None or not isinstance(scaling, dict) or "gemma3" in model_type:
+        return positions, positions
     name = "rope_type" if scaling.get("rope_type") else "type"
     kind = scaling.get(name) or "default"
     if not isinstance(kind, str):
@@ -211,14 +220,16 @@ def _longest(config: Config) -> int | None:
         raise InvalidModelConfig(f"{field}.{name}", kind, "must be a word, as default or yarn")
     factor = scaling.get("factor", 1)
     if kind in _SCALED_ALREADY or any(isinstance(part, dict) for part in scaling.values()):
-        return positions
+        return positions, positions
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= 1024:
-        return None
+        return None, None
+    ratio = Fraction(str(factor))
     if kind in _SCALED_BY_VERSION:
         original = scaling.get("original_max_position_embeddings")
-        agree = isinstance(original, int) and original * factor == positions
-        return positions if agree else None
-    return int(positions * Fraction(str(factor)))
+        if not isinstance(original, int) or not 0 < original <= MAX_TOKENS:
+            return positions, positions
+        return positions, int(original * ratio)
+    return (int(positions * ratio),) * 2
 
 
 def _dtype(config: Config, outer: Config) -> str:

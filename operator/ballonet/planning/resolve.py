@@ -120,7 +120,7 @@ def resolve(
     settings = _settings(spec, device, geometry, arguments)
     layout = speculation = None
     if geometry is not None:
-        check_model_can(spec, geometry)
+        check_model_can(spec, _longest(geometry, version))
         try:
             speculation = _speculation(arguments, catalog)
             layout = _cache_layout(geometry, replace(settings, speculation=speculation))
@@ -271,13 +271,19 @@ def _unknown_model(name: str, close: list[str]) -> Unresolved:
     )
 
 
-def check_model_can(spec: InferencePoolSpec, geometry: ModelGeometry) -> None:
-    """Check that the model takes sequences as long as the ceiling.
+def _longest(geometry: ModelGeometry, version: str) -> int | None:
+    """Return the longest sequence that a version accepts for a model."""
+    if geometry.yarn_position_tokens and vllm.parse_version(version) < _KEEPS_YARN_POSITIONS:
+        return geometry.yarn_position_tokens
+    return geometry.max_position_tokens
+
+
+def check_model_can(spec: InferencePoolSpec, longest: int | None) -> None:
+    """Check that the model, which takes sequences of so many tokens, takes the ceiling.
 
     Raises:
         Unresolved: it does not.
     """
-    longest = geometry.max_position_tokens
     if longest is not None and spec.sequence.max_tokens > longest:
         raise Unresolved(
             Reason.UNSUPPORTED_BY_ENGINE,
@@ -287,6 +293,8 @@ def check_model_can(spec: InferencePoolSpec, geometry: ModelGeometry) -> None:
         )
 
 
+# From here positions count as the config gives them (_get_and_verify_max_len, config/model.py).
+_KEEPS_YARN_POSITIONS: Final = (0, 30, 0)
 # config/cache.py: the value came with 0.11.0.
 _FIRST_WITH_BF16_CACHE: Final = (0, 11, 0)
 _PREFIX_CACHING: Final = {PrefixCaching.ENABLED: True, PrefixCaching.DISABLED: False}

@@ -111,7 +111,7 @@ def _engine(spec: InferencePoolSpec, catalog: Catalog) -> _Engine:
     geometry = model.geometry
     if geometry is None:
         raise _Unknown(Reason.LAYOUT_NOT_UNDERSTOOD, model.problem or "")
-    check_model_can(spec, geometry)
+    check_model_can(spec, geometry.max_position_tokens)
     _check_ranks(spec, device, geometry)
     tensor = spec.parallelism.tensor
     try:

@@ -279,12 +279,21 @@ def _lightning(config: Config) -> State:
 
 
 def _mamba1(
-    expand: str = "expand", state_size: str = "state_size", kernel: str = "conv_kernel"
+    expand: str = "expand",
+    state_size: str = "state_size",
+    kernel: str = "conv_kernel",
+    width: str | None = None,
 ) -> Callable[[Config], State]:
-    """Return the state of Mamba-1, in a config that calls its figures so."""
+    """Return the state of Mamba-1, in a config that calls its figures so.
+
+    Where ``width`` names the channels of the mixer it goes before ``expand`` times the hidden size:
+    falcon-mamba-7b writes a factor of 16 beside a mixer that is twice as wide.
+    """
 
     def state(config: Config) -> State:
-        channels = config.number(expand, default=2) * config.number("hidden_size")
+        channels = None if width is None else config.optional(width)
+        if channels is None:
+            channels = config.number(expand, default=2) * config.number("hidden_size")
         return State(
             mechanism=Mechanism.MAMBA1,
             recurrent=(channels, config.number(state_size, default=16)),
@@ -407,7 +416,7 @@ _QWEN: Final = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5
 _qwen_kinds = _named(_every("full_attention_interval", 4), "layer_types")
 _qwen = _hybrid(_qwen_kinds, _gated_delta)
 _nemotron_h = _hybrid(_pattern, _NEMOTRON_H, _nemotron_h_attention)
-_pure_mamba1 = _hybrid(_only(_STATE), _mamba1())
+_pure_mamba1 = _hybrid(_only(_STATE), _mamba1(width="intermediate_size"))
 
 STATE_FAMILIES: Final[Mapping[str, Family]] = {
     **dict.fromkeys(_QWEN, _qwen),
