@@ -144,7 +144,7 @@ async def test_what_happened_stands_in_the_order_of_time(cluster: People) -> Non
 async def test_the_verdict_comes_first_with_what_helps(cluster: People) -> None:
     lines = drawn(await told(cluster)).splitlines()
     assert lines[0] == f"agents/pool: SlotBound since {stamp(5)}"
-    assert "  kubectl -n agents patch kvpool pool --type merge -p " in "\n".join(lines[:5])
+    assert "  kubectl patch inferencepools.ballonet.io pool -n agents --type merge -p " in "\n".join(lines[:5])
 
 
 async def test_without_a_prometheus_pods_are_shown_as_they_are(cluster: People) -> None:

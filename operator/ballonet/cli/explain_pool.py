@@ -10,6 +10,7 @@ from typing import Final
 from ballonet.api.conditions import Reason
 from ballonet.cli.canvas import Canvas, Style, printable
 from ballonet.cli.formats import OutputFormat, as_json, as_yaml
+from ballonet.cli.output import patch_command
 from ballonet.cli.pool_story import History, Story
 from ballonet.cluster.port import Json
 from ballonet.diagnosis.observation import Observation
@@ -61,10 +62,8 @@ def _head(story: Story, canvas: Canvas) -> list[str]:
     if lever:
         lines += _wrapped(f"{lever['name']}: {lever['description']}", canvas, "  ")
     if lever and "patch" in lever:
-        lines.append(
-            f"  kubectl -n {metadata['namespace']} patch kvpool {metadata['name']} --type merge "
-            f"-p '{lever['patch']}'"
-        )
+        command = patch_command(metadata["name"], metadata["namespace"], lever["patch"])
+        lines.append(f"  {command}")
     return lines
 
 

@@ -133,7 +133,9 @@ def _paragraphs(outcome: Outcome, view: View) -> list[str]:
     for remedy in outcome.plan.remedies:
         lines.append(f"remedy {remedy.name}: {remedy.description}")
         if not view.fields:
-            lines.append(_INDENT + _patch_command(outcome, remedy.patch))
+            patch = json.dumps(remedy.patch, separators=(",", ":"), ensure_ascii=False)
+            document = outcome.document
+            lines.append(_INDENT + patch_command(document.name, document.namespace, patch))
     return lines
 
 
@@ -145,11 +147,7 @@ def _says_no_more(kind: ConditionType, finding: Finding) -> bool:
     return repeats and finding.status is Status.FALSE
 
 
-def _patch_command(outcome: Outcome, patch: dict[str, Any]) -> str:
-    document = outcome.document
-    namespace = f" -n {shlex.quote(document.namespace)}" if document.namespace else ""
-    text = json.dumps(patch, separators=(",", ":"), ensure_ascii=False)
-    return (
-        f"kubectl patch {PLURAL}.{GROUP} {document.name}{namespace} --type merge "
-        f"-p {shlex.quote(text)}"
-    )
+def patch_command(name: str, namespace: str | None, patch: str) -> str:
+    """Return the command that applies a JSON merge patch to a pool."""
+    where = f" -n {shlex.quote(namespace)}" if namespace else ""
+    return f"kubectl patch {PLURAL}.{GROUP} {name}{where} --type merge -p {shlex.quote(patch)}"
