@@ -137,7 +137,7 @@ async def probes() -> AsyncIterator[Probes]:
 
 
 def a_sample(*ports: int) -> EngineSample:
-    target = PodTarget("ns", "p-0", "u", "127.0.0.1", 8000, ports)
+    target = PodTarget("ns", "p-0", "u", "127.0.0.1", 8000, probe_ports=ports)
     return EngineSample(target, "0.32.0", None, Observation(at=datetime.now(UTC), engines=1))
 
 
