@@ -5,7 +5,9 @@ BALLONET_EXPLORE=1 draws new ones, which is how laws find faults.
 """
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -15,3 +17,14 @@ settings.register_profile(
     derandomize=os.environ.get("BALLONET_EXPLORE") != "1",
 )
 settings.load_profile("ballonet")
+
+LAWS = Path(__file__).parent / "property"
+# A law tries hundreds of examples: a busy machine takes minutes over what a quiet one does in ten
+# seconds.
+LAW_TIMEOUT_SECONDS = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if LAWS in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LAW_TIMEOUT_SECONDS))
