@@ -279,13 +279,12 @@ def test_what_a_family_cannot_mean_is_refused_at_its_field(
     assert words in str(caught.value)
 
 
-def test_an_unknown_family_is_planned_only_where_nothing_is_left_to_guess() -> None:
-    assert geometry("new_family", head_dim=128).caches == ((Attention(4, 128, 128),),) * 12
+def test_an_unknown_family_is_never_planned() -> None:
     for fields, marker in (
-        ({}, "model_type"),
-        ({"head_dim": 128, "sliding_window": 4096}, "model_type"),
+        ({"head_dim": 128}, "model_type"),
+        # Ouro (models/ouro.py, 0.26.0) looks like this and has four caches a layer.
+        ({"head_dim": 128, "layer_types": [FULL] * 12, "total_ut_steps": 4}, "model_type"),
         ({"head_dim": 128, "mamba_d_state": 16}, "mamba_d_state"),
-        ({"layer_types": [FULL, "ttt_attention"] * 6}, "layer_types"),
     ):
         with pytest.raises(LayoutNotUnderstood) as caught:
             geometry("new_family", **fields)

@@ -120,7 +120,6 @@ def test_other_caches_are_refused_with_what_showed_them(
         {"model_type": "qwen3", "sliding_window": 32768},
         {"model_type": "mistral", "sliding_window": None},
         {"layer_types": ["full_attention"] * 32},
-        {"layer_types": ["full_attention"] * 32, "model_type": "some_new_family"},
         {"num_nextn_predict_layers": 1},
         {"kv_lora_rank": None},
     ],

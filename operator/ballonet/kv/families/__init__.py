@@ -17,7 +17,6 @@ from ballonet.kv.families.attention import (
     ATTENTION_FAMILIES,
     PLAIN,
     Family,
-    attention,
 )
 from ballonet.kv.families.cross import CROSS_FAMILIES
 from ballonet.kv.families.latent import LATENT_DRAFTS, LATENT_FAMILIES
@@ -79,11 +78,13 @@ def layers_of(config: Config, model_type: str) -> tuple[Layer, ...]:
             does not have; names the field that showed it.
     """
     family = FAMILIES.get(model_type)
+    if family is None or model_type in PLAIN:
+        _check_is_plain(config)
     if family is None:
-        _check_is_plain(config)
-        return _unknown(config, model_type)
-    if model_type in PLAIN:
-        _check_is_plain(config)
+        # However plain its config looks: Ouro keeps every token once for each of its loops.
+        raise LayoutNotUnderstood(
+            "model_type", f"the family {quoted(model_type)} is not known; {_ADVICE}"
+        )
     return family(config)
 
 
@@ -103,21 +104,3 @@ def _check_is_plain(config: Config) -> None:
                     config.name(key),
                     f"the model uses {kind}, which its family is not known for; {_ADVICE}",
                 )
-
-
-def _unknown(config: Config, model_type: str) -> tuple[Layer, ...]:
-    """A family that nobody told us of is planned only where its config leaves nothing to guess.
-
-    It must list all layers as full attention, or give layers, heads and their size in plain words
-    without a window; defaults of its class may hide anything else.
-    """
-    said = config.kinds("layer_types", "layers_block_type", "attn_type_list")
-    given = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
-    windows = config.has("sliding_window") and config.fields.get("use_sliding_window") is not False
-    if said is None and (windows or any(config.optional(key) is None for key in given)):
-        raise LayoutNotUnderstood(
-            "model_type",
-            f"the family {quoted(model_type)} is not known, and its config does not say that every "
-            f"layer keeps all tokens; {_ADVICE}",
-        )
-    return attention()(config)

@@ -420,6 +420,7 @@ PLAIN: Final = (
     *("phi", "phi3", "phi3_v", "phi3small", "phi4mm", "phi4_multimodal", "phimoe", "seed_oss"),
     *("skywork_r1v", "solar", "stablelm", "starcoder2", "step1", "telechat", "telechat2"),
     *("telechat3", "teleflm", "qwen", "xverse", "aquila", "yi", "aria_text", "nanochat", "doge"),
+    *("cosmos3_edge_text", "paddleocr_vl_text"),
 )
 _QWEN: Final = (
     *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl"),
