@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from ballonet.catalog import Catalog
 from ballonet.engines.vllm_defaults import batch_defaults
+from ballonet.engines.vllm_versions import NEWEST, OLDEST
 from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry, parse_config
 from ballonet.kv.layers import Attention, KeyIndex, State
@@ -32,8 +33,6 @@ from ballonet.kv.settings import (
 from ballonet.kv.units import GIB
 from benchmarks.sizing_device import Question, device_of
 
-_OLDEST: Final[Version] = (0, 10, 2)
-_NEWEST: Final[Version] = (0, 33, 0)
 # From here the engine prints tokens as concurrency times the longest sequence.
 _TOKENS_BY_CONCURRENCY: Final[Version] = (0, 20, 2)
 _MTP: Final = re.compile(r"\bmtp\b\D*(\d+)")
@@ -175,7 +174,7 @@ def _settings(question: Question, *, max_model_tokens: int) -> EngineSettings:
     # Logs name the format that the engine resolved, which is the model's own more often than not.
     plain = cache_type in ("bf16", "bfloat16", "fp16", "float16", "half")
     return EngineSettings(
-        version=min(max(_version(question), _OLDEST), _NEWEST),
+        version=min(max(_version(question), OLDEST[:3]), NEWEST[:3]),
         platform=_platform(question),
         max_model_tokens=max_model_tokens,
         max_batched_tokens=question.get("max_num_batched_tokens") or 2048,
@@ -198,7 +197,7 @@ def _platform(question: Question) -> Platform:
 def _version(question: Question) -> Version:
     numbers = [int(number) for number in re.findall(r"\d+", question.get("version") or "")[:3]]
     if question["engine"] != "vllm" or len(numbers) < 2 or numbers[0] > 1:
-        return _NEWEST
+        return NEWEST[:3]
     major, minor, patch = (*numbers, 0)[:3]
     return major, minor, patch
 

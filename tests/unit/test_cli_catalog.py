@@ -73,6 +73,7 @@ def test_models_show_weights_longest_sequence_and_declared_cache() -> None:
     fp8 = found["nvidia/Llama-3.1-70B-Instruct-FP8"]
     assert fp8["computed"]["declared_kv_cache"] == "fp8"
     assert fp8["computed"]["max_position_tokens"] == 131072
+    assert fp8["computed"]["parameters"] == 70_553_706_496
     assert fp8["sources"]["weights_bytes"].startswith("log: ")
     assert found["meta-llama/Llama-3.3-70B-Instruct"]["config"]["num_hidden_layers"] == 80
 

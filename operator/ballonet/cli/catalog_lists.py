@@ -118,6 +118,7 @@ def _model_row(model: CatalogModel) -> Row:
             declared or "",
         )
         computed = {
+            "parameters": geometry.parameters,
             "weights_low_bytes": stored and stored.low,
             "weights_high_bytes": stored and stored.high,
             "max_position_tokens": longest,
