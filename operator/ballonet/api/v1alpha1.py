@@ -42,6 +42,7 @@ CATEGORIES: Final = ("ballonet",)
 MAX_CONFIG_CHARACTERS: Final = 65_536
 MAX_TOKENS: Final = 16_777_216
 MAX_COUNT: Final = 10_000
+MAX_REPLICAS: Final = 1000
 # All topologies together: it keeps every sum of slots and blocks inside its integer in status.
 MAX_SEQUENCES: Final = 1_000_000
 MAX_NAME_CHARACTERS: Final = 63
@@ -930,7 +931,7 @@ class InferencePoolSpec(Model):
         ),
     )
 
-    replicas: Annotated[int, integer(0, 1000)] = Field(
+    replicas: Annotated[int, integer(0, MAX_REPLICAS)] = Field(
         1, description="Engine pods; the scale subresource may own it."
     )
     model: ModelSpec = Field(description="The model that the pool serves.")

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ballonet.api.quantity import quantity_bytes
 from ballonet.api.status import Verdict
-from ballonet.api.v1alpha1 import InferencePoolSpec, KvCacheType, Placement, PrefixCredit
+from ballonet.api.v1alpha1 import (
+    MAX_REPLICAS,
+    InferencePoolSpec,
+    KvCacheType,
+    Placement,
+    PrefixCredit,
+)
 from ballonet.catalog import Accelerator
 from ballonet.kv.units import GIB, KIB, MIB, ceil_div, counted, format_bytes, largest, least
 from ballonet.planning.batch import ranks_per_pod
@@ -24,8 +30,6 @@ if TYPE_CHECKING:
 SAFE_MEMORY_PERCENT = 95
 # More than servers of two sockets hold: no node has it for a pod on the CPU backend.
 LARGEST_NODE_BYTES = 4096 * GIB
-# What the resource takes.
-MAX_REPLICAS = 1000
 # Replicas are offered up to this many times those of today or this many, whichever is more: a
 # pool that needs more wants another shape first.
 MAX_REPLICAS_TIMES = 16
