@@ -65,11 +65,12 @@ _MANY_TOKENS: Final = 2**16
 def answer_capacity(question: Question) -> dict[str, Any]:
     """Return tokens and concurrency that the engine prints for its KV memory."""
     layout = boot_layout(question)
-    concurrency = layout.concurrency(round(question["kv_gib"] * GIB))
+    kv_cache_bytes = round(question["kv_gib"] * GIB)
+    concurrency = layout.concurrency(kv_cache_bytes)
     if _version(question) >= _TOKENS_BY_CONCURRENCY:
-        tokens = int(concurrency * question["max_model_len"])
+        tokens = layout.tokens_in(kv_cache_bytes)
     else:
-        tokens = layout.blocks_in(round(question["kv_gib"] * GIB)) * layout.block_tokens
+        tokens = layout.blocks_in(kv_cache_bytes) * layout.block_tokens
     one_group = len(layout.groups) == 1
     return {"tokens": tokens if one_group else None, "max_concurrency": float(concurrency)}
 

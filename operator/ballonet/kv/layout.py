@@ -121,6 +121,10 @@ class CacheLayout:
         """Return the sequences of greatest length that the engine says it holds at once."""
         return Fraction(self.blocks_in(kv_cache_bytes), self.printed_blocks(self.max_model_tokens))
 
+    def tokens_in(self, kv_cache_bytes: int) -> int:
+        """Return the tokens of these sequences, which the engine prints from 0.20.2 on."""
+        return int(self.concurrency(kv_cache_bytes) * self.max_model_tokens)
+
     def printed_blocks(self, tokens: int) -> int:
         """Return the blocks of a sequence by which the engine divides for its concurrency.
 

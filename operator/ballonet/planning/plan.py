@@ -420,28 +420,6 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
             "The engine would not start: BudgetComputed says why.",
         )
     gates = _gates(spec, resolved, slots.limit, capacity.written_bytes(slots.limit))
-    steps = (
-        *_layout_steps(spec, resolved, layout),
-        *explain.memory_steps(
-            capacity.memory(judged_slots),
-            device=resolved.device,
-            weights_source="" if resolved.weights is None else resolved.weights.source,
-        ),
-        *explain.budget_steps(
-            block_bytes=layout.bytes_per_block,
-            memory=capacity.memory(judged_slots),
-            blocks=judged_blocks,
-            budget=budget,
-            safety_percent=spec.budget.safety_percent,
-            source=source.value.lower(),
-        ),
-        *explain.need_steps(need, budget, engines=engines(spec), limit=slots.limit),
-        *explain.offload_steps(gates.host_cache),
-    )
-    ends = (memory.kv_cache_bytes.low, memory.kv_cache_bytes.high)
-    low_tokens, high_tokens = (
-        int(layout.concurrency(end) * layout.max_model_tokens) for end in ends
-    )
     judged = with_figures(
         plan,
         need=need,
@@ -449,7 +427,10 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
         memory=memory,
         blocks=blocks,
         judged_blocks=judged_blocks,
-        tokens=Interval(low_tokens, high_tokens),
+        tokens=Interval(
+            layout.tokens_in(memory.kv_cache_bytes.low),
+            layout.tokens_in(memory.kv_cache_bytes.high),
+        ),
         block_tokens=layout.block_tokens,
         verdict=judgement.verdict,
         sure=sure,
@@ -457,7 +438,12 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
     )
     return replace(
         judged,
-        steps=steps,
+        steps=(
+            *_layout_steps(spec, resolved, layout),
+            *_memory_steps(capacity, judged_slots, judged_blocks, source),
+            *explain.need_steps(need, budget, engines=engines(spec), limit=slots.limit),
+            *explain.offload_steps(gates.host_cache),
+        ),
         budget_computed=fatal or _budget_finding(capacity, slots.limit, source),
         topology_fits=topology_fits,
         source=source,
@@ -467,6 +453,27 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
         pod=pod_needs(spec, resolved),
         receipts=capacity.receipts,
         capacity=capacity,
+    )
+
+
+def _memory_steps(
+    capacity: Capacity, slots: int, blocks: Interval, source: Source
+) -> Iterator[Step]:
+    """Yield how memory and budget of an engine come about that runs this many sequences."""
+    resolved, memory = capacity.resolved, capacity.memory(slots)
+    yield from explain.memory_steps(
+        memory,
+        device=resolved.device,
+        weights_source="" if resolved.weights is None else resolved.weights.source,
+    )
+    safety_percent = capacity.spec.budget.safety_percent
+    yield from explain.budget_steps(
+        block_bytes=capacity.layout.bytes_per_block,
+        memory=memory,
+        blocks=blocks,
+        budget=budget_interval(blocks, safety_percent),
+        safety_percent=safety_percent,
+        source=source.value.lower(),
     )
 
 
