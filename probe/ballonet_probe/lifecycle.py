@@ -10,7 +10,6 @@ from typing import Any
 from ballonet_probe.settings import MAX_ROLES, Settings
 from ballonet_probe.snapshot import tags
 
-EVENTS = ("arrived", "admitted", "preempted", "resumed", "finished", "aborted")
 OTHER = "_other"
 BUCKET_TOKENS = tuple(2**power for power in range(7, 21))
 
@@ -28,11 +27,6 @@ class Histogram:
         """Count a sequence of this many tokens."""
         self.counts[bisect_left(BUCKET_TOKENS, tokens)] += 1
         self.sum += tokens
-
-    @property
-    def count(self) -> int:
-        """Sequences in all buckets."""
-        return sum(self.counts)
 
 
 class Lifecycle:
@@ -95,8 +89,8 @@ class Lifecycle:
         self.finished_tokens.setdefault(role, Histogram()).add(tokens)
         limits = self._declared.get(name)
         if limits is not None:
-            self.past_ceiling[role] += tokens > (limits.ceiling_tokens or tokens)
-            self.past_compaction[role] += tokens > (limits.compact_at_tokens or tokens)
+            self.past_ceiling[role] += limits.past_ceiling(tokens)
+            self.past_compaction[role] += limits.past_compaction(tokens)
 
     def aborted(self) -> None:
         """Count the sequences that somebody ended from outside."""

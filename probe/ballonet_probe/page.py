@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from ballonet_probe.lifecycle import BUCKET_TOKENS, OTHER, Histogram, Lifecycle
-from ballonet_probe.settings import Settings
+from ballonet_probe.settings import RoleLimits, Settings
 from ballonet_probe.snapshot import PHASES, Sequence, Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -150,20 +150,19 @@ def live_page(
             for (event, role), count in sorted(lifecycle.events.items())
         ],
     )
-    for name, text, limit, ended in (
-        ("ceiling", "its role's ceiling", "ceiling_tokens", lifecycle.past_ceiling),
+    for name, text, is_past, ended in (
+        ("ceiling", "its role's ceiling", RoleLimits.past_ceiling, lifecycle.past_ceiling),
         (
             "compaction",
             "the tokens at which its role should have compacted",
-            "compact_at_tokens",
+            RoleLimits.past_compaction,
             lifecycle.past_compaction,
         ),
     ):
         past = Counter(dict.fromkeys(settings.roles, 0))
         for one in snapshot.sequences:
             limits = settings.roles.get(one.role)
-            most = None if limits is None else getattr(limits, limit)
-            past[one.role] += most is not None and one.tokens > most
+            past[one.role] += limits is not None and is_past(limits, one.tokens)
         page.family(
             f"ballonet_seq_past_{name}",
             "gauge",

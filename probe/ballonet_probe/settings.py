@@ -26,6 +26,14 @@ class RoleLimits:
     ceiling_tokens: int | None = None
     compact_at_tokens: int | None = None
 
+    def past_ceiling(self, tokens: int) -> bool:
+        """Return whether a sequence of so many tokens is longer than was promised."""
+        return self.ceiling_tokens is not None and tokens > self.ceiling_tokens
+
+    def past_compaction(self, tokens: int) -> bool:
+        """Return whether the agent should have compacted its context before."""
+        return self.compact_at_tokens is not None and tokens > self.compact_at_tokens
+
 
 @dataclass(frozen=True)
 class Settings:

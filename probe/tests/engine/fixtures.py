@@ -14,7 +14,6 @@ from e2e.cache import cache_root
 from e2e.model import make_model
 from e2e.vllm import build, build_overlay
 
-PROBE = Path(__file__).parents[2]
 VERSIONS = ("0.32.0", "0.28.0")
 
 
