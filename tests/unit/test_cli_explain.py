@@ -18,7 +18,7 @@ from ballonet.cli.pool_story import NoStory, Story, duration, tell
 from ballonet.cluster.port import ApiError, Json
 from ballonet.diagnosis.observation import Observation
 from ballonet.telemetry.connections import PrometheusConnection
-from ballonet.telemetry.history import History, history_queries
+from ballonet.telemetry.history import Scrapes, history_queries
 from e2e.harness.pools import a_pool
 from tests.fakes.cluster import FakeCluster
 
@@ -144,7 +144,10 @@ async def test_what_happened_stands_in_the_order_of_time(cluster: People) -> Non
 async def test_the_verdict_comes_first_with_what_helps(cluster: People) -> None:
     lines = drawn(await told(cluster)).splitlines()
     assert lines[0] == f"agents/pool: SlotBound since {stamp(5)}"
-    assert "  kubectl patch inferencepools.ballonet.io pool -n agents --type merge -p " in "\n".join(lines[:5])
+    assert (
+        "  kubectl patch inferencepools.ballonet.io pool -n agents --type merge -p "
+        in "\n".join(lines[:5])
+    )
 
 
 async def test_without_a_prometheus_pods_are_shown_as_they_are(cluster: People) -> None:
@@ -281,7 +284,7 @@ def series(values: list[tuple[float, str]], **labels: str) -> Json:
 
 
 def test_samples_are_put_together_by_scrape() -> None:
-    found = History(CONNECTION)
+    found = Scrapes(CONNECTION)
     found.take("vllm:num_requests_running", [series([(100.5, "2"), (115.5, "3")], engine="0")])
     found.take("vllm:kv_cache_usage_perc", [series([(100.5, "0.5"), (115.5, "2")], engine="0")])
     info = {"engine": "0", "num_gpu_blocks": "128"}

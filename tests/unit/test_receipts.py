@@ -33,9 +33,6 @@ def planned(receipts: Receipts, **changes: Any) -> Plan:
     return plan_pool("pool", spec(LLAMA, **changes), receipts=receipts)
 
 
-SAME_SLOTS = {"sequence": {"maxBatchedTokens": 8192}}
-
-
 # --- what a plan begins from ----------------------------------------------------------------------
 
 

@@ -36,7 +36,6 @@ class Sequences:
         tokens: their tokens, added up.
         longest_tokens: the longest of them.
         shared_blocks: blocks that two or more of them hold.
-        shared_blocks: blocks that two or more of them hold.
         running_peak: most that ran at once since the last reading.
         past_ceiling: by role, how many hold more tokens than the role declares.
         past_compaction: by role, how many hold more than their runtime should have left them.

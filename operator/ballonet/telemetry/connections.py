@@ -189,7 +189,7 @@ def _bytes(file: str, limit_bytes: int) -> bytes:
 def _secret(file: str) -> str:
     """Return the text of a file as a header can carry it; messages name the file alone."""
     try:
-        text = _bytes(file, MAX_SECRET_BYTES)[: MAX_SECRET_BYTES + 1].decode("latin-1").strip()
+        text = _bytes(file, MAX_SECRET_BYTES).decode("latin-1").strip()
     except OSError as error:
         raise InvalidConnectionsError(f"{file}: {error.strerror or error}") from None
     if not text or not text.isprintable() or len(text) > MAX_SECRET_BYTES:

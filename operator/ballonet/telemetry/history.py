@@ -27,7 +27,7 @@ def history_queries(
         yield name, f"{name}{{{','.join(selector)}}}[{seconds}s]"
 
 
-class History:
+class Scrapes:
     """Answers put together by pod and by scrape.
 
     Samples of one scrape have one time; the first answer, of the series that each engine has, says

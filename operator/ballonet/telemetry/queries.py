@@ -20,7 +20,7 @@ from urllib3.util import Retry
 from ballonet.api.quoting import quoted
 from ballonet.diagnosis.observation import Observation
 from ballonet.telemetry.connections import PrometheusConnection
-from ballonet.telemetry.history import History, history_queries
+from ballonet.telemetry.history import Scrapes, history_queries
 from ballonet.telemetry.rounds import Limits, Readings, Round, SourceError, queries
 
 _CHUNK_BYTES: Final = 64 * 1024
@@ -48,7 +48,7 @@ def ask_history(
     Raises:
         InvalidConnectionsError, SourceError: as for ``ask``.
     """
-    found = History(connection)
+    found = Scrapes(connection)
     wanted = history_queries(connection, namespace=namespace, pool=pool, seconds=seconds)
     for name, result in _answers(connection, limits, wanted):
         with _readable():
