@@ -54,6 +54,9 @@ def windows(model: ModelGeometry) -> str:
         ("exaone4", {"sliding_window": None}, "F" * 12),
         ("afmoe", {"sliding_window": 2048, "global_attn_every_n_layers": 6}, "WWWWWF" * 2),
         ("cwm", {"sliding_window": 8192}, "FWWW" * 3),
+        ("muse_glimmer_text", {"sliding_window": 1024}, "WWWF" * 3),
+        ("smollm3", {"sliding_window": 64, "use_sliding_window": True}, "FFFW" * 3),
+        ("smollm3", {"sliding_window": 64, "use_sliding_window": False}, "F" * 12),
         ("gemma4_text", {"sliding_window": 512, "num_hidden_layers": 8}, "WWWWWFWF"),
         ("step3p5", {"sliding_window": 512, "layer_types": [FULL, SLIDING] * 9}, "FW" * 6),
         ("mimo_v2_flash", {"hybrid_layer_pattern": [0, 1] * 6, "sliding_window": 128}, "FW" * 6),
@@ -254,7 +257,7 @@ def test_the_language_model_is_found_wherever_it_lies(path: tuple[str, ...]) -> 
             {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 6},
             *("max_window_layers", "only some of 12 layers"),
         ),
-        ("gpt_oss", {"layer_types": [SLIDING] * 12}, "sliding_window", "is missing"),
+        ("mixtral", {"layer_types": [SLIDING] * 12}, "sliding_window", "is missing"),
         ("gemma3n_text", {"num_kv_shared_layers": 13}, "num_kv_shared_layers", "from 0 to 12"),
         ("deepseek_v3", {"kv_lora_rank": "512"}, "kv_lora_rank", "whole number"),
         (
@@ -289,3 +292,31 @@ def test_an_unknown_family_is_never_planned() -> None:
         with pytest.raises(LayoutNotUnderstood) as caught:
             geometry("new_family", **fields)
         assert caught.value.marker == marker
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "expected"),
+    [
+        ("qwen3", {"num_key_value_heads": 4}, Attention(4, 128, 128)),
+        ("gemma2", {"layer_types": [SLIDING] * 2}, Attention(4, 256, 256, window_tokens=4096)),
+        (
+            "gemma2",
+            {"layer_types": [SLIDING] * 2, "head_dim": None, "sliding_window": 64},
+            Attention(4, 64, 64, window_tokens=64),
+        ),
+        ("glm4", {}, Attention(2, 128, 128)),
+        ("mistral", {}, Attention(8, 64, 64)),
+        ("phi3", {}, Attention(8, 64, 64)),
+        ("llama", {}, Attention(8, 64, 64)),
+    ],
+)
+def test_figures_that_are_missing_are_those_of_the_class(
+    model_type: str, fields: dict[str, Any], expected: Attention
+) -> None:
+    """What vLLM 0.32.0 builds of such files; a null is not missing."""
+    bare = {
+        **{"model_type": model_type, "num_hidden_layers": 2, "num_attention_heads": 8},
+        **{"hidden_size": 512, "vocab_size": 1000},
+    }
+    (first, _) = parse_config(json.dumps({**bare, **fields})).caches
+    assert first == (expected,)

@@ -16,7 +16,7 @@ from ballonet.kv.config import (
 )
 from ballonet.kv.families import draft_layers_of, layers_of
 from ballonet.kv.families.attention import hidden_size, query_heads
-from ballonet.kv.families.defaults import nested_defaults, text_model_type
+from ballonet.kv.families.defaults import nested_defaults, silent_defaults, text_model_type
 from ballonet.kv.layers import Attention, Layer, State
 from ballonet.kv.parameters import (
     Parameters,
@@ -133,8 +133,8 @@ def parse_config(text: str) -> ModelGeometry:
             config.fields.get("model_type"),
             "is missing; give the config.json of the model",
         )
-    if config is not outer:
-        config = config.with_defaults(nested_defaults(model_type))
+    defaults = silent_defaults if config is outer else nested_defaults
+    config = config.with_defaults(defaults(model_type))
     caches = layers_of(config, model_type)
     attention = [cache for layer in caches for cache in layer if isinstance(cache, Attention)]
     heads = query_heads(config) if any(caches) and not _only_states(caches) else 0

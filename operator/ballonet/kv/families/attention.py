@@ -241,6 +241,14 @@ def _qwen_kinds(config: Config, layers: int) -> tuple[str, ...]:
     return (SLIDING if first == 0 else FULL,) * layers
 
 
+def _smollm3_kinds(config: Config, layers: int) -> tuple[str, ...]:
+    """Windows, where they are switched on, in the layers without rotated positions."""
+    if window(config, default=False) is None:
+        return (FULL,) * layers
+    period = config.number("no_rope_layer_interval", default=4)
+    return _by_switches("no_rope_layers", on=FULL, off=SLIDING, period=period)(config, layers)
+
+
 def attention(
     heads: Heads = plain,
     kinds: Kinds = uniform,
@@ -440,6 +448,7 @@ ATTENTION_FAMILIES: Final[Mapping[str, Family]] = {
         ("cohere2", "cohere2_moe"),
         attention(kinds=every(4, *_WINDOW_PATTERN), window_excludes_self=True),
     ),
+    "cohere_compass_text": attention(kinds=lambda _, layers: (FULL,) * layers),
     "cwm": attention(kinds=every(4, offset=1)),
     "dbrx": attention(_dbrx_heads),
     **dict.fromkeys(("exaone4", "exaone_moe"), attention(kinds=every(4, *_WINDOW_PATTERN))),
@@ -469,9 +478,12 @@ ATTENTION_FAMILIES: Final[Mapping[str, Family]] = {
     "minicpm3": attention(_separate_key_parts),
     **dict.fromkeys(_MINIMAX_M3, _minimax_m3),
     "ministral": attention(),
+    "muse_glimmer_text": attention(
+        kinds=_by_switches("no_rope_layers", on=SLIDING, off=FULL, period=4)
+    ),
     "nemotron-nas": _nemotron_nas,
     "olmo3": attention(kinds=every(4)),
-    "smollm3": attention(kinds=_qwen_kinds, window_off=True),
+    "smollm3": attention(kinds=_smollm3_kinds),
     "step3_text": attention(_step3_heads),
     **dict.fromkeys(
         ("step3p5", "step3p7"),

@@ -1,8 +1,9 @@
-"""What a text config inside a larger config.json leaves out.
+"""What a config.json leaves out, by the defaults of its class (transformers 5.19).
 
 Files are saved in full at the top, but a config within a config only as its difference from the
-defaults of its class (``to_diff_dict`` of transformers). These are the defaults of the classes that
-stand for text models there (transformers 5.19). At the top a missing figure is a broken file.
+defaults of its class (``to_diff_dict`` of transformers). So a missing figure at the top is a broken
+file, but for those that other figures could stand in for: there the engine takes the default
+without a word, whatever the others say.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SHAPES: Final[Mapping[str, tuple[int | None, ...]]] = {
     "ministral3": (34, 32, 8, 128, 4096, 14336, 131072, 262144),
     "mistral": (32, 32, 8, None, 4096, 14336, 32000, 131072),
     "mixtral": (32, 32, 8, None, 4096, 14336, 32000, 131072),
-    "phi3": (32, 32, 32, None, 3072, 8192, 32064, 4096),
+    "phi3": (32, 32, None, None, 3072, 8192, 32064, 4096),
     "qwen2": (32, 32, 32, None, 4096, 22016, 151936, 32768),
     "qwen2_5_omni_text": (28, 28, 4, None, 3584, 18944, 152064, 32768),
     "qwen2_5_vl_text": (80, 64, 8, None, 8192, 29568, 152064, 32768),
@@ -63,6 +64,44 @@ _FURTHER: Final[Mapping[str, Mapping[str, Any]]] = {
     "llama4_text": {"attention_chunk_size": 8192},
     "mistral": {"sliding_window": 4096},
 }
+_SILENT: Final = ("num_key_value_heads", "head_dim", "sliding_window")
+# The same for families that stand at the top. Where files that have no window say null, which
+# copies of them drop, a missing one means none.
+_AT_THE_TOP: Final[Mapping[str, tuple[int | None, int | None, int | None]]] = {
+    "afmoe": (None, 128, 1024),
+    "cohere2": (None, None, 4096),
+    "cohere2_moe": (None, 128, 4096),
+    "cosmos3_edge_text": (8, 128, None),
+    "cwm": (8, 128, 8192),
+    "dots1": (32, None, None),
+    "ernie4_5": (2, 128, None),
+    "ernie4_5_moe": (4, None, None),
+    "exaone4": (32, None, None),
+    "exaone_moe": (32, None, None),
+    "glm": (2, 128, None),
+    "glm4": (2, 128, None),
+    "glm4_moe": (8, None, None),
+    "gpt_oss": (8, 64, 128),
+    "granite_swa": (4, None, 128),
+    "granitemoe_swa": (None, None, 128),
+    "helium": (20, 128, None),
+    "hy_v3": (8, 128, None),
+    "laguna": (8, 128, 512),
+    "mellum": (4, 128, 1024),
+    "minimax_m2": (8, 128, None),
+    "ministral": (8, None, None),
+    "mistral": (8, None, None),
+    "olmo3": (None, None, 4096),
+    "paddleocr_vl_text": (2, 128, None),
+    "phi4_multimodal": (8, None, None),
+    "phimoe": (8, None, None),
+    "qwen2_moe": (16, None, None),
+    "seed_oss": (8, 128, None),
+    "smollm3": (4, None, None),
+    "stablelm": (32, None, None),
+    "starcoder2": (2, None, None),
+    "vaultgemma": (4, 256, 4096),
+}
 # Families of text configs that do not say what they are, by the model around them.
 _UNNAMED: Final[Mapping[str, str]] = {
     "gemma3": "gemma3_text",
@@ -83,5 +122,15 @@ def text_model_type(text: str | None, outer: str | None) -> str | None:
 
 def nested_defaults(model_type: str) -> Mapping[str, Any]:
     """Return the fields that a text config of this family means where it does not give them."""
-    shape = dict(zip(_NAMES, _SHAPES.get(model_type, ()), strict=False))
-    return {**{k: v for k, v in shape.items() if v is not None}, **_FURTHER.get(model_type, {})}
+    shape = zip(_NAMES, _SHAPES.get(model_type, ()), strict=False)
+    silent = zip(_SILENT, _AT_THE_TOP.get(model_type, ()), strict=False)
+    given = {name: figure for name, figure in (*shape, *silent) if figure is not None}
+    return {**given, **_FURTHER.get(model_type, {})}
+
+
+def silent_defaults(model_type: str) -> Mapping[str, Any]:
+    """Return what a config at the top means where it does not give a figure with a stand-in."""
+    figures = _AT_THE_TOP.get(model_type)
+    if figures is not None:
+        return {k: v for k, v in zip(_SILENT, figures, strict=True) if v is not None}
+    return {k: v for k, v in nested_defaults(model_type).items() if k in _SILENT}
