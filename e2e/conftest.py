@@ -8,6 +8,7 @@ is a failure.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -21,8 +22,10 @@ from e2e.faults.proxy import FaultProxy, Upstream
 from e2e.harness import installation
 from e2e.harness.api import NAMESPACE, Api
 from e2e.harness.audit import AuditLog
+from e2e.harness.devices import catalog_of_this_machine
 from e2e.harness.operators import LocalOperator, PodOperator, release_lease
 from e2e.harness.pool_client import PoolClient
+from e2e.harness.prometheus import Prometheus
 from e2e.harness.recorder import StatusRecorder
 from e2e.harness.site import Site, UnusableError, find_site
 from e2e.images import BuildError, build
@@ -66,7 +69,8 @@ def _turn(item: pytest.Item) -> int:
         return 3
     if SCENARIOS not in item.path.parents:
         return 0
-    return 2 if "local_operators" in getattr(item, "fixturenames", ()) else 1
+    processes = {"local_operators", "live_operator"}
+    return 2 if processes.intersection(getattr(item, "fixturenames", ())) else 1
 
 
 @pytest.hookimpl(wrapper=True)
@@ -247,6 +251,41 @@ def local_operators(
             return stack.enter_context(operator)
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def prometheus(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus that scrapes the engine pods of all pools."""
+    need_embedded(site)
+    with Prometheus(site.kubeconfig, tmp_path_factory.mktemp("prometheus")) as prometheus:
+        yield prometheus
+
+
+@pytest.fixture(scope="module")
+def live_operator(
+    site: Site,
+    installed: PodOperator,
+    prometheus: Prometheus,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[LocalOperator]:
+    """An operator for all tests of a module.
+
+    It knows the Prometheus as `main`, and this machine's memory as a device.
+    """
+    installed.stop()
+    release_lease(site.api)
+    folder = tmp_path_factory.mktemp("live-operator")
+    connections = folder / "connections.yaml"
+    connections.write_text(f"connections: [{{name: main, url: {prometheus.url}}}]\n")
+    catalog = folder / "catalog.json"
+    catalog.write_text(json.dumps(catalog_of_this_machine()))
+    env = {
+        "BALLONET_PROMETHEUS_CONNECTIONS": str(connections),
+        "BALLONET_CATALOG": str(catalog),
+    }
+    with LocalOperator(site.api, (site.api.host, site.api.port), folder, env) as operator:
+        operator.start()
+        yield operator
 
 
 @pytest.fixture
