@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks import cluster, plan
+from benchmarks import cluster, live, plan
 
 
 def main() -> None:
     """Run one after the other."""
     plan.main()
+    live.main()
     cluster.main()
 
 
