@@ -536,6 +536,7 @@ def test_unknown_options_and_outputs_are_bad_input() -> None:
         ("planner-lets-go.yaml", 0),
         ("hybrid-model.yaml", 0),
         ("spread-over-ranks.yaml", 0),
+        ("watched-agents.yaml", 0),
     ],
 )
 def test_the_examples_are_what_their_table_says(file: str, code: int) -> None:
