@@ -131,7 +131,8 @@ class Reason(StrEnum):
     APPLIED = "Applied", "The objects of the current generation are applied."
     UPDATE_PENDING = (
         "UpdatePending",
-        "This operator would render the pool differently; it goes out with the next roll-out.",
+        "A newer operator or catalog, a changed ConfigMap, a pin or other replicas would render "
+        "the pool differently; it goes out with the next roll-out.",
     )
     SETTLING = "Settling", "Waiting for the spec to stay unchanged before pods are replaced."
     REFUSED = "Refused", "Not applied because the topology does not fit and whenUnfit is Refuse."
