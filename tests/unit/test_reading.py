@@ -192,16 +192,22 @@ def test_two_engines_that_claim_to_be_the_same_are_not_added_up() -> None:
 @pytest.mark.parametrize(
     ("page", "words"),
     [
-        (one("num_requests_running", "NaN"), "vllm:num_requests_running is nan"),
-        (one("num_requests_running", -1), "vllm:num_requests_running is -1"),
-        (one("num_requests_running", "1e300"), "vllm:num_requests_running is 1e+300"),
-        (RUNNING + one("num_requests_waiting", "+Inf"), "vllm:num_requests_waiting is inf"),
-        (RUNNING + one("num_preemptions_total", -2), "vllm:num_preemptions_total is -2"),
+        (one("num_requests_running", "NaN"), "vllm:num_requests_running is not between 0 and"),
+        (one("num_requests_running", -1), "vllm:num_requests_running is not between 0 and"),
+        (one("num_requests_running", "1e300"), "vllm:num_requests_running is not between 0 and"),
+        (
+            RUNNING + one("num_requests_waiting", "+Inf"),
+            "vllm:num_requests_waiting is not between 0 and",
+        ),
+        (
+            RUNNING + one("num_preemptions_total", -2),
+            "vllm:num_preemptions_total is not between 0 and",
+        ),
         (RUNNING + one("kv_cache_usage_perc", 1.01), "not between 0 and 1"),
         (RUNNING + one("kv_cache_usage_perc", -0.1), "not between 0 and 1"),
         (RUNNING + one("kv_cache_usage_perc", "NaN"), "not between 0 and 1"),
-        (RUNNING + "process_start_time_seconds NaN\n", "process_start_time_seconds is nan"),
-        (RUNNING + "process_start_time_seconds 1e18\n", "process_start_time_seconds is 1e+18"),
+        (RUNNING + "process_start_time_seconds NaN\n", "process_start_time_seconds is no time"),
+        (RUNNING + "process_start_time_seconds 1e18\n", "process_start_time_seconds is no time"),
         (info(num_gpu_blocks="0"), "num_gpu_blocks of the cache configuration is '0'"),
         (info(num_gpu_blocks="-5"), "num_gpu_blocks"),
         (info(num_gpu_blocks="12.5"), "num_gpu_blocks"),
@@ -220,6 +226,43 @@ def test_two_engines_that_claim_to_be_the_same_are_not_added_up() -> None:
 def test_a_page_that_says_what_cannot_be_is_refused_by_name(page: str, words: str) -> None:
     with pytest.raises(InvalidPageError, match=re.escape(words)):
         read(page)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        # Each is kept for 20 minutes and shown.
+        RUNNING + one("request_success_total", 1, finished_reason="x" * 65),
+        RUNNING + "".join(one("request_success_total", 1, finished_reason=n) for n in range(65)),
+        # The parser would take seconds for it.
+        RUNNING + one("num_requests_waiting", 1, **{f"a{n}": "" for n in range(2000)}),
+        "".join(one("num_requests_waiting", 1, a="x" * 8000, engine=n) for n in range(140)),
+        # Two engines of no block.
+        info(num_gpu_blocks="1") + info(num_gpu_blocks="1", engine="1"),
+    ],
+)
+def test_a_page_that_says_more_than_any_engine_is_refused(page: str) -> None:
+    with pytest.raises(InvalidPageError):
+        read(page)
+
+
+@pytest.mark.parametrize(
+    ("once", "again"),
+    [
+        (one("num_requests_running", -1), one("num_requests_running", -2)),
+        (RUNNING + one("kv_cache_usage_perc", 1.5), RUNNING + one("kv_cache_usage_perc", 1.6)),
+        ("vllm:num_requests_running{engine= 3\n", "vllm:num_requests_running{engine= 4\n"),
+        ("vllm:num_requests_running 3x\n", "vllm:num_requests_running 4x\n"),
+        (RUNNING + "process_start_time_seconds -1\n", RUNNING + "process_start_time_seconds -2\n"),
+    ],
+)
+def test_the_same_lie_is_told_in_the_same_words(once: str, again: str) -> None:
+    """A condition holds them: with live numbers in it, status would be written at each look."""
+    with pytest.raises(InvalidPageError) as first:
+        read(once)
+    with pytest.raises(InvalidPageError) as second:
+        read(again)
+    assert str(first.value) == str(second.value)
 
 
 def test_a_name_that_only_begins_alike_is_another_series() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,7 +76,7 @@ async def test_an_engine_is_asked_for_its_metrics_and_its_version(
     assert seen.report.blocks == 128
 
 
-@pytest.mark.parametrize("answer", ["", "[]", '{"version": 7}', "x" * 5000])
+@pytest.mark.parametrize("answer", ["", "[]", '{"version": 7}', "x" * 5000, "[" * 4000])
 async def test_an_engine_that_does_not_tell_its_version_is_read_all_the_same(
     scrape: DirectScrape, serve: Callable[..., Awaitable[PodTarget]], answer: str
 ) -> None:
@@ -124,6 +125,32 @@ async def test_a_redirect_is_not_followed(
     assert isinstance(seen, ScrapeFailure)
     assert seen.reason is Reason.UNREACHABLE
     assert asked == []
+
+
+async def test_a_page_that_is_compressed_unasked_is_not_unfolded(
+    scrape: DirectScrape, serve: Callable[..., Awaitable[PodTarget]]
+) -> None:
+    async def bomb(_: web.Request) -> web.Response:
+        body = gzip.compress(REAL_PAGE.encode())
+        return web.Response(body=body, headers={"Content-Encoding": "gzip"})
+
+    (seen,) = await scrape.read([await serve(metrics=bomb)])
+    assert isinstance(seen, ScrapeFailure)
+    assert seen.reason is Reason.INVALID_METRICS
+
+
+async def test_what_answers_otherwise_than_in_http_is_not_quoted(scrape: DirectScrape) -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-s3cret\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        (seen,) = await scrape.read([target(server.sockets[0].getsockname()[1])])
+    assert isinstance(seen, ScrapeFailure)
+    assert seen.reason is Reason.UNREACHABLE
+    assert "HTTP" in seen.message
+    assert "s3cret" not in seen.message
 
 
 async def test_a_page_without_an_end_is_cut_off(

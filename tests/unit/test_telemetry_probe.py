@@ -80,11 +80,15 @@ def test_an_idle_engine_is_told_from_none() -> None:
         ("", "is it the probe's port"),
         ("vllm:num_requests_running 1\n", "is it the probe's port"),
         ("ballonet_probe_up 1\n", "there is no ballonet_kv_sequences"),
-        (PAGE.replace("} 1600", "} NaN"), "is nan"),
-        (PAGE.replace("} 1600", "} -1"), "is -1"),
-        (PAGE.replace("} 1600", "} 1e300"), r"is 1e\+300"),
+        (PAGE.replace("} 1600", "} NaN"), "is not between 0 and"),
+        (PAGE.replace("} 1600", "} -1"), "is not between 0 and"),
+        (PAGE.replace("} 1600", "} 1e300"), "is not between 0 and"),
         (PAGE.replace("} 1600", "} many"), "does not parse"),
         (PAGE + 'ballonet_kv_blocks_in_use{sequence_id="x"} 1\n' * 3000, "lines of the series"),
+        (
+            PAGE + f'ballonet_seq_past_ceiling{{role="{"x" * 65}"}} 1\n',
+            "longer values of label role",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(page: str, words: str) -> None:

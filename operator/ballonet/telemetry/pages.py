@@ -11,8 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from ballonet.telemetry.port import PodTarget
 from ballonet.telemetry.reading import InvalidPageError, Page, Series
 
-# Some lines for each engine in a pod: the rest would only keep the event loop busy.
+# Some lines for each engine in a pod, the longest with the labels of its cache: to parse more would
+# only keep the event loop busy.
 MAX_LINES: Final = 2048
+MAX_LINE_CHARACTERS: Final = 8192
+MAX_CHARACTERS: Final = 1024 * 1024
 
 
 class UnreachableError(Exception):
@@ -47,20 +50,25 @@ class PodClient:
                 connector=aiohttp.TCPConnector(force_close=True),
                 # A compressed page could unfold to any size.
                 headers={"Accept-Encoding": "identity"},
+                auto_decompress=False,
                 trust_env=False,
                 # Of two requests to a pod the second may outlive the pass that failed on the first.
                 timeout=aiohttp.ClientTimeout(total=self._timeout_seconds),
             )
         host = f"[{target.ip}]" if ":" in target.ip else target.ip
         url = f"http://{host}:{port or target.port}{path}"
-        async with self._session.get(url, allow_redirects=False) as response:
-            if response.status != 200:
-                raise UnreachableError(f"{path} answered with status {response.status}")
-            content = b""
-            async for part in response.content.iter_any():
-                content += part
-                if len(content) > limit_bytes:
-                    raise InvalidPageError(f"{path} is longer than {limit_bytes} bytes")
+        content = b""
+        try:
+            async with self._session.get(url, allow_redirects=False) as response:
+                if response.status != 200:
+                    raise UnreachableError(f"{path} answered with status {response.status}")
+                async for part in response.content.iter_any():
+                    content += part
+                    if len(content) > limit_bytes:
+                        raise InvalidPageError(f"{path} is longer than {limit_bytes} bytes")
+        except aiohttp.ClientResponseError:
+            # Its words hold what was sent instead.
+            raise UnreachableError(f"{path} was not answered in HTTP") from None
         return content.decode("utf-8", errors="replace")
 
 
@@ -76,11 +84,15 @@ def series_of(page: str, wanted: Iterable[str]) -> Page:
     lines = [line for line in page.splitlines() if line.startswith(beginnings)]
     if len(lines) > MAX_LINES:
         raise InvalidPageError(f"/metrics has more than {MAX_LINES} lines of the series read")
+    lengths = [len(line) for line in lines]
+    if max(lengths, default=0) > MAX_LINE_CHARACTERS or sum(lengths) > MAX_CHARACTERS:
+        raise InvalidPageError("/metrics has longer lines than any engine")
     series: dict[str, list[Series]] = {}
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
             for one in family.samples:
                 series.setdefault(one.name, []).append((one.labels, one.value))
-    except ValueError as error:
-        raise InvalidPageError(f"/metrics does not parse: {error}") from error
+    except ValueError:
+        # The parser's words hold the line, whose numbers are others the next time.
+        raise InvalidPageError("/metrics does not parse") from None
     return series

@@ -16,7 +16,7 @@ from ballonet.api.conditions import Reason
 from ballonet.diagnosis.observation import Sequences
 from ballonet.telemetry.pages import PodClient, UnreachableError, series_of
 from ballonet.telemetry.port import EngineSample, PodTarget, ProbeSilence, ScrapeFailure
-from ballonet.telemetry.reading import MAX_COUNT, InvalidPageError, Page, Series
+from ballonet.telemetry.reading import InvalidPageError, Page, counted_value, sums_by
 
 TIMEOUT_SECONDS: Final = 3.0
 # A page with 256 sequences and 64 roles has a third of this.
@@ -138,17 +138,10 @@ def _checked(page: Page) -> Page:
             raise InvalidPageError(f"there is no {name}")
     for name, series in page.items():
         for _, value in series:
-            if not 0 <= value <= MAX_COUNT:
-                raise InvalidPageError(f"{name} is {value}")
+            counted_value(value, name)
     return page
 
 
 def _by_role(pages: Iterable[Page], name: str) -> dict[str, int]:
     """Return a sum a role; only the roles that the spec declares have series."""
-    sums: dict[str, int] = {}
-    for page in pages:
-        series: Sequence[Series] = page.get(name, ())
-        for labels, value in series:
-            role = labels.get("role", "")
-            sums[role] = sums.get(role, 0) + int(value)
-    return sums
+    return sums_by("role", (one for page in pages for one in page.get(name, ())), name)

@@ -53,7 +53,8 @@ def ask_history(
     for name, result in _answers(connection, limits, wanted):
         with _readable():
             found.take(name, result)
-    return found.observations()
+    with _readable():
+        return found.observations()
 
 
 def _answers(
@@ -87,7 +88,7 @@ def _readable() -> Iterator[None]:
     """Say of an answer that is none of a Prometheus that it is none."""
     try:
         yield
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         raise SourceError("what answers there is no Prometheus") from None
 
 
@@ -126,7 +127,7 @@ def _told(content: bytes) -> str:
     """Return the error that Prometheus tells, if it is one that tells."""
     try:
         error = json.loads(content)["error"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
     return f", {quoted(error)}" if isinstance(error, str) else ""
 

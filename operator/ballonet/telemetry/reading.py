@@ -1,6 +1,7 @@
 """Series of one engine pod -> its observation. Every source of metrics reads them here.
 
-A page may lie: what cannot be is refused by name, and what is absent stays None.
+A page may lie: what cannot be is refused by name, and what is absent stays None. Refusals hold no
+number of the page: they stand in conditions, which do not change as often as numbers do.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from ballonet.planning.measured import EngineReport
 
 # Whole as floats, within status' int64, and more than any engine counts in its life.
 MAX_COUNT: Final = 10**15
+# Of a label by which figures are kept apart: reasons of ended requests, roles.
+_MAX_VALUES: Final = 64
+_MAX_VALUE_CHARACTERS: Final = 64
 _LATEST_START: Final = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
 _WHOLE: Final = re.compile(r"[0-9]{1,15}")
 _DECIMAL: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,20})?")
@@ -128,19 +132,38 @@ def _first(page: Page, figures: Iterable[Figure]) -> int | None:
     """
     for figure in figures:
         if figure.name in page:
-            return sum(_count(value, figure.name) for _, value in _matching(page, figure))
+            return sum(counted_value(value, figure.name) for _, value in _matching(page, figure))
     return None
 
 
-def _count(value: float, name: str) -> int:
+def counted_value(value: float, name: str) -> int:
+    """Return a value of a series as a number of things.
+
+    Raises:
+        InvalidPageError: no engine can have counted it.
+    """
     if not 0 <= value <= MAX_COUNT:
-        raise InvalidPageError(f"{name} is {value}")
+        raise InvalidPageError(f"{name} is not between 0 and {MAX_COUNT:,}")
     return int(value)
+
+
+def sums_by(label: str, series: Iterable[Series], name: str) -> dict[str, int]:
+    """Return the sum for each value of a label. They are kept and shown, so few and short ones.
+
+    Raises:
+        InvalidPageError: they are not, or a value cannot be.
+    """
+    sums = Counter[str]()
+    for labels, value in series:
+        sums[labels.get(label, "")] += counted_value(value, name)
+    if len(sums) > _MAX_VALUES or any(len(text) > _MAX_VALUE_CHARACTERS for text in sums):
+        raise InvalidPageError(f"{name} has more or longer values of label {label} than any engine")
+    return dict(sums)
 
 
 def _share(value: float, name: str) -> float:
     if not 0 <= value <= 1:
-        raise InvalidPageError(f"{name} is {value}, not between 0 and 1")
+        raise InvalidPageError(f"{name} is not between 0 and 1")
     return value
 
 
@@ -149,24 +172,22 @@ def _started(page: Page, figure: Figure) -> datetime | None:
     if not values:
         return None
     # Of several processes behind one port the youngest counts its own figures from then on.
-    latest = max(values)
     if not all(0 <= value <= _LATEST_START for value in values):
-        raise InvalidPageError(f"{figure.name} is {latest}")
-    return datetime.fromtimestamp(latest, UTC)
+        raise InvalidPageError(f"{figure.name} is no time in seconds since 1970")
+    return datetime.fromtimestamp(max(values), UTC)
 
 
 def _awake(page: Page, figure: Figure | None) -> bool | None:
     if figure is None or not (series := _matching(page, figure)):
         return None
-    return all(_count(value, figure.name) for _, value in series)
+    return all(counted_value(value, figure.name) for _, value in series)
 
 
 def _finished(page: Page, metrics: EngineMetrics) -> dict[str, int]:
-    figure, counts = metrics.finished, Counter[str]()
-    if figure is not None:
-        for labels, value in _matching(page, figure):
-            counts[labels.get(metrics.finished_label, "")] += _count(value, figure.name)
-    return dict(counts)
+    figure = metrics.finished
+    if figure is None:
+        return {}
+    return sums_by(metrics.finished_label, _matching(page, figure), figure.name)
 
 
 def _offload(page: Page, metrics: EngineMetrics) -> Offload | None:
@@ -188,6 +209,8 @@ def _report(info: Sequence[Series]) -> EngineReport | None:
         return None
     # From 0.31 a block of the scheduler may span more tokens than the flag says.
     spans = ("effective_attention_block_size", "block_size")
+    if total < len(info):
+        raise InvalidPageError("num_gpu_blocks of the cache configuration is less than the engines")
     return EngineReport(
         blocks=total // len(info),
         block_tokens=next((n for name in spans if (n := _label(labels, name)) is not None), None),

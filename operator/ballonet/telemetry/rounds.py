@@ -164,7 +164,8 @@ def _first_seen(found: Iterable[_Found]) -> dict[PodKey, _Pod]:
 def _read(pod: _Pod) -> Reading | InvalidPageError:
     if pod.apart_seconds > MAX_APART_SECONDS:
         return InvalidPageError(
-            f"the last two scrapes were {pod.apart_seconds:.0f} s apart: at most 30 s are needed",
+            f"the last two scrapes were more than {MAX_APART_SECONDS} s apart: at most 30 s are "
+            "needed",
             Reason.NO_SERIES,
         )
     try:

@@ -69,7 +69,10 @@ class DirectScrape:
         """Return what the engine calls itself; None where it does not say so."""
         try:
             answer = json.loads(await self._pods.get(target, "/version", MAX_VERSION_BYTES))
-        except (UnreachableError, InvalidPageError, aiohttp.ClientError, OSError, ValueError):
+        except (UnreachableError, InvalidPageError, aiohttp.ClientError, OSError):
+            return None
+        # RecursionError: brackets in brackets.
+        except (ValueError, RecursionError):
             return None
         version = answer.get("version") if isinstance(answer, dict) else None
         return version[:64] if isinstance(version, str) else None
