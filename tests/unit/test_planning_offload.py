@@ -140,11 +140,18 @@ def test_it_does_not_help_where_one_sequence_is_too_long() -> None:
             "fights with spec.offload, whose connector does without",
         ),
         ("0.32.0", [], {"VLLM_USE_SIMPLE_KV_OFFLOAD": "1"}, "chooses another connector"),
-        (
-            "0.32.0",
-            [],
-            {"PYTORCH_CUDA_ALLOC_CONF": "a:1,expandable_segments:True"},
-            "moves memory that spec.offload transfers",
+        *(
+            (
+                "0.32.0",
+                [],
+                {name: "a:1,expandable_segments:True"},
+                f"{name}=expandable_segments:True moves memory that spec.offload transfers",
+            )
+            for name in (
+                "PYTORCH_ALLOC_CONF",
+                "PYTORCH_CUDA_ALLOC_CONF",
+                "PYTORCH_HIP_ALLOC_CONF",
+            )
         ),
     ],
 )

@@ -55,6 +55,8 @@ _SHARED_SINCE: Final = (0, 20, 0)
 # Before this the connector takes NVIDIA GPUs alone.
 _OTHER_VENDORS_SINCE: Final = (0, 11, 2)
 _LEAVE_OUT: Final = "leave it out, or set spec.offload.mode to Disabled"
+# Where PyTorch takes the settings of its allocator from (device_allocator/alloc_conf.py, 0.33.0).
+_ALLOCATOR: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 def _era(version: str) -> _Era | None:
@@ -167,10 +169,11 @@ def conflicts(
             "variable VLLM_USE_SIMPLE_KV_OFFLOAD chooses another connector than spec.offload: "
             f"{_LEAVE_OUT}"
         )
-    # config/vllm.py _verify_kv_transfer_compat (0.21.0 to 0.33.0) refuses it; before, what was
-    # transferred could be wrong.
-    if "expandable_segments:True" in (env.get("PYTORCH_CUDA_ALLOC_CONF") or ""):
-        yield (
-            "variable PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True moves memory that "
-            f"spec.offload transfers: {_LEAVE_OUT}"
-        )
+    # config/vllm.py _verify_kv_transfer_compat (0.21.0 to 0.33.0) refuses it in the second of them;
+    # else what is transferred can be wrong.
+    for name in _ALLOCATOR:
+        if "expandable_segments:True" in (env.get(name) or ""):
+            yield (
+                f"variable {name}=expandable_segments:True moves memory that spec.offload "
+                f"transfers: {_LEAVE_OUT}"
+            )
