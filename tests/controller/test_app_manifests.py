@@ -10,6 +10,7 @@ import yaml
 
 from ballonet.app.metrics import Metrics
 from ballonet.app.settings import load
+from ballonet.cluster.port import Kind
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.reconcile import PoolKey
 
@@ -57,6 +58,24 @@ def test_nodes_may_only_be_read_and_only_by_choice() -> None:
     for name in ("rbac-cluster.yaml", "rbac-namespaced.yaml", "operator.yaml"):
         for doc in documents(name):
             assert not any("nodes" in rule["resources"] for rule in doc.get("rules", []))
+
+
+def test_who_may_see_pools_may_see_what_explain_reads_of_them() -> None:
+    (view,) = [
+        doc
+        for doc in documents("rbac-users.yaml")
+        if "rbac.authorization.k8s.io/aggregate-to-view" in doc["metadata"]["labels"]
+    ]
+    read = {
+        (group, resource)
+        for rule in view["rules"]
+        if {"get", "list"} <= set(rule["verbs"])
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    # Pods and ConfigMaps are in the role that it is added to; Events of this group are not.
+    for kind in (Kind.POOL, Kind.EVENT):
+        assert (kind.api_version.partition("/")[0], kind.plural) in read
 
 
 def test_the_lease_that_may_be_written_is_the_one_that_is_used() -> None:
