@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 
 from ballonet.api.yaml_input import InvalidInput
 from ballonet.telemetry.connections import (
@@ -60,7 +61,11 @@ def test_an_empty_file_has_no_connections() -> None:
         ("url: http://p, bearerToken: s3cret", "bearerToken: Extra inputs are not permitted"),
         ("url: http://p, bearerTokenFile: token", "bearerTokenFile"),
         ('url: http://p, headers: {X-A: "s3cret\\nX-B: c"}', "headers.X-A"),
-        ("url: http://p, headers: {'a b': s3cret}", "headers.a b"),
+        ("url: http://p, headers: {'a b': s3cret}", "headers.…"),
+        ("url: http://p, headers: {'Authorization: Bearer s3cret': x}", "headers.…"),
+        ("url: http://p, headers: {'Authorization: Bearer s3cret'}", "headers.…"),
+        ("url: http://p, 'bearerToken s3cret'", "connections.0.…: Extra inputs"),
+        (r'url: http://p, caFile: "/a\0b"', "caFile"),
         ("url: http://p, labels: {'cluster=\"x\"} or up{': s3cret}", "labels"),
         (
             "url: http://p, bearerTokenFile: /t, basicAuth: {usernameFile: /u, passwordFile: /p}",
@@ -112,6 +117,17 @@ def test_a_file_is_read_as_it_is_now(tmp_path: Path) -> None:
     file.write_text("connections: [")
     with pytest.raises(InvalidConnectionsError, match=r"connections\.yaml: line 2"):
         connections.named("main")
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    # The folder too: to ask whether a file is there is refused then.
+    monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr(Path, "stat", refused)
+    with pytest.raises(InvalidConnectionsError, match=r"c\.yaml: Permission denied"):
+        Connections(str(tmp_path / "c.yaml")).named("main")
 
 
 def test_an_operator_without_the_setting_has_none() -> None:

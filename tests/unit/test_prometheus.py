@@ -492,13 +492,14 @@ async def test_a_connection_that_does_not_exist_is_named_with_those_that_do(
     assert "it has: main" in failure.message
 
 
-async def test_a_token_that_is_missing_is_named_by_its_file(
-    asking: Asking, prometheus: FakePrometheus
+@pytest.mark.parametrize("setting", ["bearerTokenFile", "caFile"])
+async def test_a_file_that_is_missing_is_named(
+    asking: Asking, prometheus: FakePrometheus, setting: str
 ) -> None:
-    write(asking.file, prometheus.url, bearerTokenFile="/nowhere/token")
+    write(asking.file, prometheus.url, **{setting: "/nowhere/file"})
     failure = await asking.failure()
     assert failure.reason is Reason.UNKNOWN_CONNECTION
-    assert "/nowhere/token: No such file" in failure.message
+    assert "/nowhere/file: No such file" in failure.message
 
 
 async def test_nothing_secret_gets_into_a_message(

@@ -6,7 +6,8 @@ is used, so that a renewed Secret needs no restart, and never gets into a messag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Final, Self
 
@@ -27,9 +28,11 @@ _LABEL: Final = r"^[a-zA-Z_][a-zA-Z0-9_]*$"
 _URL: Final = (
     r"^https?://[A-Za-z0-9.\-_]+(:[0-9]{1,5})?/?$|^https?://\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?/?$"
 )
+# What a message may repeat of a field's name: who puts a header as one text makes it a name.
+_SHOWN: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _PREFIX: Final = r"^(/[A-Za-z0-9._~-]+)*/?$"
 
-File = Annotated[str, StringConstraints(pattern=r"^/", max_length=4096)]
+File = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)]
 Label = Annotated[str, StringConstraints(pattern=_LABEL, max_length=128)]
 Header = Annotated[str, StringConstraints(pattern=_HEADER, max_length=128)]
 Value = Annotated[str, StringConstraints(pattern=r"^[\x20-\x7e]*$", max_length=1024)]
@@ -99,6 +102,19 @@ class PrometheusConnection(_Part):
             headers["Authorization"] = f"Bearer {_secret(self.bearer_token_file)}"
         return headers
 
+    def authorities(self) -> str | None:
+        """Return the file of the authorities that are trusted; None for those of the system.
+
+        Raises:
+            InvalidConnectionsError: it cannot be read.
+        """
+        if self.ca_file is not None:
+            try:
+                _bytes(self.ca_file, 1)
+            except OSError as error:
+                raise InvalidConnectionsError(f"{self.ca_file}: {error.strerror}") from None
+        return self.ca_file
+
     def credentials(self) -> tuple[str, str] | None:
         """Return user and password as files hold them now; None without basic authentication.
 
@@ -138,7 +154,7 @@ class Connections:
         return known[name]
 
     def _read(self) -> Mapping[str, PrometheusConnection]:
-        if self._file is None or not Path(self._file).exists():
+        if self._file is None:
             return {}
         try:
             text = decode(_bytes(self._file, MAX_INPUT_BYTES), advice="give only connections")
@@ -147,6 +163,8 @@ class Connections:
         except (InvalidInput, InvalidConnectionsError) as error:
             self._text = None
             raise InvalidConnectionsError(f"{self._file}: {error}") from None
+        except FileNotFoundError:
+            return {}
         except OSError as error:
             raise InvalidConnectionsError(f"{self._file}: {error.strerror or error}") from None
         return self._known
@@ -171,7 +189,7 @@ def parse_connections(text: str) -> dict[str, PrometheusConnection]:
     except PydanticError as error:
         raise InvalidConnectionsError(
             "; ".join(
-                f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
+                f"{_where(one['loc'])}: {one['msg']}"
                 for one in error.errors(include_input=False)[:4]
             )
         ) from None
@@ -179,6 +197,10 @@ def parse_connections(text: str) -> dict[str, PrometheusConnection]:
     if len(by_name) < len(found.connections):
         raise InvalidConnectionsError("has two connections of one name")
     return by_name
+
+
+def _where(place: Iterable[str | int]) -> str:
+    return ".".join(str(one) if _SHOWN.fullmatch(str(one)) else "…" for one in place)
 
 
 def _bytes(file: str, limit_bytes: int) -> bytes:

@@ -62,7 +62,7 @@ def _answers(
 ) -> Iterator[tuple[str, Any]]:
     """Yield each name with the answer to its query."""
     with _Session(limits) as session:
-        session.verify = connection.ca_file or True
+        session.verify = connection.authorities() or True
         client = PrometheusConnect(
             url=connection.base_url,
             headers={**connection.all_headers(), "Accept-Encoding": "identity"},
