@@ -206,7 +206,7 @@ def busy_quarter() -> list[Observation]:
 @pytest.fixture
 def prometheus(monkeypatch: pytest.MonkeyPatch) -> Any:
     kept = {"pool-7f-x": busy_quarter()}
-    monkeypatch.setattr(pool_story, "_kept", lambda *_: kept)
+    monkeypatch.setattr(pool_story, "_scraped", lambda *_: kept)
     return lambda _: CONNECTION
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -21,6 +22,11 @@ MAX_EVIDENCE: Final = 16
 Int32 = Annotated[int, integer(0, 2**31 - 1)]
 Int64 = Annotated[int, integer(0, 2**53, bits=64)]
 Word = Annotated[str, text(63, low=0)]
+
+
+def timestamp(at: datetime) -> str:
+    """Return an instant as Kubernetes writes it: UTC, in whole seconds."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Source(StrEnum):

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
+def namespace_of(namespace: str | None, context: str | None) -> str:
+    """Return the namespace that was given, else that of the context."""
+    from ballonet.cluster.connection import context_namespace  # noqa: PLC0415 - slow to import
+
+    return namespace or context_namespace(context)
+
+
 def asked(context: str | None, call: Callable[[KubernetesCluster], Awaitable[Value]]) -> Value:
     """Return what a call to the API server gives; a refusal ends the program with exit code 2.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from ballonet.api.conditions import Reason
+from ballonet.api.status import timestamp
 from ballonet.cli.canvas import Canvas, Style, printable
 from ballonet.cli.formats import OutputFormat, as_json, as_yaml
 from ballonet.cli.output import patch_command
@@ -25,12 +26,14 @@ def document(story: Story) -> Json:
     """Return the story for programs."""
     return {
         "pool": f"{story.pool['metadata']['namespace']}/{story.pool['metadata']['name']}",
-        "since": _stamp(story.since),
-        "until": _stamp(story.until),
+        "since": timestamp(story.since),
+        "until": timestamp(story.until),
         "diagnosis": story.diagnosis,
-        "timeline": [{"time": _stamp(e.at), "what": e.what, "text": e.text} for e in story.entries],
+        "timeline": [
+            {"time": timestamp(e.at), "what": e.what, "text": e.text} for e in story.entries
+        ],
         "samples": [
-            {"time": _stamp(o.at), "pod": pod, **_figures(o)}
+            {"time": timestamp(o.at), "pod": pod, **_figures(o)}
             for pod, seen in story.history.items()
             for o in seen
         ],
@@ -168,7 +171,3 @@ def _peaks(
         for place, value in of_pod.items():
             total[place] = (total[place] or 0) + value
     return total
-
-
-def _stamp(at: datetime) -> str:
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from ballonet.api.conditions import ConditionType, Reason, Status, is_warning
 from ballonet.api.v1alpha1 import KIND
 from ballonet.catalog import Catalog
-from ballonet.cli.cluster import asked
+from ballonet.cli.cluster import asked, namespace_of
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 from ballonet.diagnosis.diagnose import Courses, diagnose
 from ballonet.diagnosis.facts import Facts, facts_of
@@ -29,12 +29,11 @@ from ballonet.telemetry.connections import (
     PrometheusConnection,
 )
 from ballonet.telemetry.reading import InvalidPageError
+from ballonet.telemetry.ring import SPAN
 from ballonet.telemetry.scrape import read_page
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LONGEST: Final = timedelta(days=1)
-# What the operator keeps of each pod, and so what a verdict rests on.
-_KEPT: Final = timedelta(minutes=20)
 # A pod that says nothing for so long is no longer there.
 _GONE: Final = timedelta(minutes=1)
 
@@ -131,8 +130,6 @@ def ask(
     Raises:
         NoStory: it cannot be told; the message says why.
     """
-    from ballonet.cluster.connection import context_namespace  # noqa: PLC0415 - slow to import
-
     prometheus: Callable[[Json], PrometheusConnection] | None = None
     if url is not None:
         prometheus = partial(_at, url)
@@ -142,7 +139,7 @@ def ask(
     async def read(cluster: PeoplesCluster) -> Story:
         return await tell(
             cluster,
-            namespace or context_namespace(kube_context),
+            namespace_of(namespace, kube_context),
             name,
             catalog=catalog,
             span=span,
@@ -207,7 +204,7 @@ async def tell(
     history: History = {}
     verdicts: tuple[tuple[datetime, Reason], ...] = ()
     if prometheus is not None:
-        history = _kept(prometheus(pool), namespace, name, span)
+        history = _scraped(prometheus(pool), namespace, name, span)
         facts = await _facts(cluster, pool, catalog)
         if facts is None:
             notes.append("the spec cannot be planned, so verdicts are not worked out anew")
@@ -277,7 +274,7 @@ def _said(pool: Json) -> Iterator[Entry]:
 # --- what engines said ----------------------------------------------------------------------------
 
 
-def _kept(
+def _scraped(
     connection: PrometheusConnection, namespace: str, name: str, span: timedelta
 ) -> dict[str, list[Observation]]:
     from ballonet.telemetry.queries import ask_history  # noqa: PLC0415 - slow to import
@@ -346,7 +343,7 @@ def _verdicts(history: History, facts: Facts) -> Iterator[tuple[datetime, Reason
         pods = {
             name: kept
             for name, seen in pods.items()
-            if (kept := [o for o in seen if at - o.at <= _KEPT]) and at - kept[-1].at <= _GONE
+            if (kept := [o for o in seen if at - o.at <= SPAN]) and at - kept[-1].at <= _GONE
         }
         found = diagnose(pods, facts, courses, earlier=verdict)
         courses = found.courses

@@ -9,7 +9,7 @@ import typer
 
 from ballonet.cli import options
 from ballonet.cli.canvas import Table
-from ballonet.cli.cluster import asked
+from ballonet.cli.cluster import asked, namespace_of
 from ballonet.cli.formats import OutputFormat, as_yaml, listing
 from ballonet.cli.streams import bad_input, canvas, read_text, write
 
@@ -42,7 +42,7 @@ def list_receipts(
     output: options.Output = OutputFormat.TABLE,
 ) -> None:
     """List receipts: what starts of each configuration measured."""
-    found = receipts_of(files) if files else _receipts(_named(namespace, context), context)
+    found = receipts_of(files) if files else _receipts(namespace_of(namespace, context), context)
     rows = tuple(_row(receipt) for receipt in found.all)
     documents = [receipt.model_dump(mode="json", by_alias=True) for receipt in found.all]
     write(listing(output, canvas(), Table(_HEADINGS, rows, _NUMBERS), documents))
@@ -53,7 +53,7 @@ def export(*, namespace: options.Namespace = None, context: options.KubeContext 
     """Print the receipts of a namespace as a ConfigMap, which import, list and plan take."""
     from ballonet.reconcile.receipts import config_map  # noqa: PLC0415
 
-    where = _named(namespace, context)
+    where = namespace_of(namespace, context)
     write(as_yaml(config_map(where, _receipts(where, context))))
 
 
@@ -69,10 +69,10 @@ def import_receipts(
     Where both have boots of one configuration, device and limits, the larger number is kept: to
     import a file twice changes nothing.
     """
-    from ballonet.reconcile.receipts import ReceiptBook  # noqa: PLC0415
+    from ballonet.reconcile.receipts import NAME, ReceiptBook  # noqa: PLC0415
 
     new = receipts_of(files)
-    where = _named(namespace, context)
+    where = namespace_of(namespace, context)
 
     async def take(cluster: Cluster) -> tuple[Receipts, Receipts] | None:
         book = ReceiptBook(cluster, lambda: 0.0)
@@ -83,7 +83,7 @@ def import_receipts(
     taken = asked(context, take)
     if taken is None:
         bad_input(
-            f"ConfigMap ballonet-receipts of namespace {where} was made by somebody else and "
+            f"ConfigMap {NAME} of namespace {where} was made by somebody else and "
             "is not touched: delete it first"
         )
     before, after = taken
@@ -109,12 +109,6 @@ def receipts_of(files: Iterable[str]) -> Receipts:
         for one in own:
             found = found.with_receipts(one)
     return found
-
-
-def _named(namespace: str | None, context: str | None) -> str:
-    from ballonet.cluster.connection import context_namespace  # noqa: PLC0415
-
-    return namespace or context_namespace(context)
 
 
 def _receipts(namespace: str, context: str | None) -> Receipts:

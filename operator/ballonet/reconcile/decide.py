@@ -43,8 +43,6 @@ from ballonet.reconcile.record import (
 )
 from ballonet.telemetry.port import EngineSample, ScrapeFailure
 
-_NO_COURSES: Final[Courses] = {}
-
 Planner = Callable[[Json, str | None, bool, Receipts], Plan | None]
 
 
@@ -70,8 +68,8 @@ class Decision:
     deletes: tuple[Json, ...] = ()
     settle_seconds: float = 0.0
     replaces_pods: bool = False
-    said: Said = live.NO_ENGINE
-    courses: Courses = field(default_factory=lambda: _NO_COURSES)
+    said: Said = live.NOTHING_SAID
+    courses: Courses = field(default_factory=dict)
 
     def conditions(self) -> dict[ConditionType, Finding]:
         """Return all findings with Ready, Reconciling and Stalled."""
@@ -132,7 +130,7 @@ def decide(
     if record is None:
         findings.update(_no_pods("no pods are started: " + rollout.configured.message))
         return Decision(findings, plan, remedies=remedies)
-    said, courses = live.NO_ENGINE, _NO_COURSES
+    diagnosis, said = live.NO_ENGINE, live.NOTHING_SAID
     applies = _desired(observed, record, installation)
     replaces_pods = stored is not None and stored.template != record.template
     if own is None:
@@ -160,7 +158,6 @@ def decide(
         diagnosis = _diagnosis(observed, record, serving, verification, findings)
         said = _said(observed, diagnosis, plan, remedies, planner)
         findings.update(said.conditions())
-        courses = diagnosis.courses
     return Decision(
         findings | _sequences_observed(observed, record),
         plan,
@@ -173,7 +170,7 @@ def decide(
         settle_seconds=rollout.settle_seconds,
         replaces_pods=replaces_pods,
         said=said,
-        courses=courses,
+        courses=diagnosis.courses,
     )
 
 
@@ -185,11 +182,14 @@ def broken(error: Exception) -> Decision:
         f"the operator met an error of its own ({type(error).__name__}); its log says more, and "
         "nothing that runs is changed",
     )
-    said = Said(Reason.NO_VERDICT, no_verdict("the operator met an error of its own").evidence)
+    said = Said.of(no_verdict("the operator met an error of its own"))
     return Decision(dict.fromkeys(FINDING_TYPES, finding), said=said)
 
 
-_NO_REPORT = Finding(
+_NO_ENGINE: Final = Finding(
+    Status.UNKNOWN, Reason.NO_ENGINE, "no engine serves, so there is nothing to read"
+)
+_NO_REPORT: Final = Finding(
     Status.UNKNOWN, Reason.NO_ENGINE_REPORT, "no serving engine has reported its blocks yet"
 )
 
@@ -213,11 +213,9 @@ def _planned_findings(observed: Observed, plan: Plan | None) -> dict[ConditionTy
 def _no_pods(message: str) -> dict[ConditionType, Finding]:
     return {
         ConditionType.AVAILABLE: Finding(Status.FALSE, Reason.NOT_STARTED, message),
-        ConditionType.METRICS_AVAILABLE: Finding(
-            Status.UNKNOWN, Reason.NO_ENGINE, "no engine serves, so there is nothing to read"
-        ),
+        ConditionType.METRICS_AVAILABLE: _NO_ENGINE,
         ConditionType.BUDGET_VERIFIED: _NO_REPORT,
-        **live.NO_ENGINE.conditions(),
+        **live.NOTHING_SAID.conditions(),
     }
 
 
@@ -449,9 +447,7 @@ def _availability(
 
 def _metrics_available(observed: Observed) -> Finding:
     if not observed.readings:
-        return Finding(
-            Status.UNKNOWN, Reason.NO_ENGINE, "no engine serves, so there is nothing to read"
-        )
+        return _NO_ENGINE
     failures = [r for r in observed.readings if isinstance(r, ScrapeFailure)]
     if failures:
         # What is wrong goes before what is only not there yet.
@@ -514,7 +510,7 @@ def _diagnosis(
     """Return what live numbers say, if they are fresh and of the plan that serves."""
     metrics = findings[ConditionType.METRICS_AVAILABLE]
     if metrics.reason is Reason.NO_ENGINE:
-        return no_verdict("no engine serves, so there is nothing to judge by")
+        return live.NO_ENGINE
     if metrics.status is not Status.TRUE:
         return no_verdict("MetricsAvailable is not True, so there are no numbers to judge by")
     if serving is None:
@@ -559,7 +555,7 @@ def _said(
     lever = None
     if plan is not None:
         lever = advise(diagnosis.verdict, plan, fits=fits, remedies=remedies)
-    return Said(diagnosis.verdict, diagnosis.evidence, lever)
+    return Said.of(diagnosis, lever)
 
 
 def _measured_remedies(

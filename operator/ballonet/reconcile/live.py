@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ballonet.api.conditions import REASONS, ConditionType, Finding, Reason, Status
 from ballonet.api.status import DiagnosisStatus
 from ballonet.cluster.port import Json
-from ballonet.diagnosis.diagnose import Courses, Evidence, no_verdict, resumed
+from ballonet.diagnosis.diagnose import Courses, Diagnosis, Evidence, no_verdict, resumed
 from ballonet.diagnosis.levers import Advice
 
 
@@ -30,6 +30,11 @@ class Said:
     lever: Advice | None = None
     since: str | None = None
     generation: int | None = None
+
+    @classmethod
+    def of(cls, diagnosis: Diagnosis, lever: Advice | None = None) -> Said:
+        """Return a diagnosis as it comes now."""
+        return cls(diagnosis.verdict, diagnosis.evidence, lever)
 
     def conditions(self) -> dict[ConditionType, Finding]:
         """Return KVPressure and EngineHealthy."""
@@ -50,9 +55,8 @@ class Said:
 
 _WORDS: Final = {str(reason): reason for reason in Reason}
 _PROGRESS: Final = "engines that have work make progress"
-NO_ENGINE: Final = Said(
-    Reason.NO_VERDICT, no_verdict("no engine serves, so there is nothing to judge by").evidence
-)
+NO_ENGINE: Final = no_verdict("no engine serves, so there is nothing to judge by")
+NOTHING_SAID: Final = Said.of(NO_ENGINE)
 
 
 def said_before(pool: Json) -> Said | None:

@@ -9,12 +9,12 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 import structlog
 
-from ballonet.api.status import ReceiptStatus, ReceiptUse
+from ballonet.api.status import ReceiptStatus, ReceiptUse, timestamp
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 from ballonet.engines.vllm_written import written_limits
 from ballonet.planning.configuration import configuration
@@ -45,7 +45,6 @@ _PRODUCT: Final = (".product", ".product-name")
 _MEMORY: Final = (".memory", ".vram")
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]")
 _MAX_WORDS: Final = 253
-_TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def config_map(namespace: str, receipts: Receipts) -> Json:
@@ -100,10 +99,10 @@ def starts(
         run = None if pod is None else _run(pod)
         if pod is None or run is None or sample.report is None:
             continue
-        started_at = run["state"]["running"]["startedAt"]
+        started_at = datetime.fromisoformat(run["state"]["running"]["startedAt"])
         size = kv_cache_bytes(serving, sample.report)
         # A report that is older than the container is of the run before.
-        if size is None or sample.observation.at < datetime.fromisoformat(started_at):
+        if size is None or sample.observation.at < started_at:
             continue
         boot = Boot(
             configuration=same,
@@ -115,7 +114,7 @@ def starts(
             limits=written_limits(record.engine_args),
             pod_uid=pod["metadata"]["uid"],
             restarts=run.get("restartCount", 0),
-            started_at=datetime.fromisoformat(started_at).astimezone(UTC).strftime(_TIME),
+            started_at=timestamp(started_at),
             kv_cache_bytes=size,
             blocks=sample.report.blocks,
             start_seconds=_start_seconds(pod, started_at, spec.engine.startup_timeout_seconds),
@@ -137,12 +136,12 @@ def _run(pod: Json) -> Json | None:
     return None
 
 
-def _start_seconds(pod: Json, started_at: str, most: int) -> int | None:
+def _start_seconds(pod: Json, started_at: datetime, most: int) -> int | None:
     """Return how long a start took; a pod that is ready again after longer is no start."""
     for condition in pod["status"].get("conditions", ()):
         if condition.get("type") == "Ready" and condition.get("lastTransitionTime"):
             ready_at = datetime.fromisoformat(condition["lastTransitionTime"])
-            seconds = (ready_at - datetime.fromisoformat(started_at)).total_seconds()
+            seconds = (ready_at - started_at).total_seconds()
             return int(seconds) if 0 <= seconds <= most else None
     return None
 

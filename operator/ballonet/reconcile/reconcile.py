@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 
 from ballonet.api.conditions import ConditionType, Finding, Reason, Status, is_warning
+from ballonet.api.status import timestamp
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.catalog import Catalog
 from ballonet.cluster.lease import LEASE_SECONDS
@@ -344,7 +345,7 @@ class Reconciler:
         # Either way round: a clock that was set back must not make an old sample fresh.
         if abs(self._now() - last.observation.at) <= timedelta(seconds=FRESH_SECONDS):
             return last
-        said = f"its last report is of {last.observation.at:%Y-%m-%dT%H:%M:%SZ}"
+        said = f"its last report is of {timestamp(last.observation.at)}"
         if isinstance(reading, EngineSample):
             return ScrapeFailure(reading.target, Reason.STALE, said)
         silent = reading.reason in (Reason.UNREACHABLE, Reason.NO_SERIES)

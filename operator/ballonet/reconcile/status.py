@@ -25,6 +25,7 @@ from ballonet.api.status import (
     RemedyStatus,
     Source,
     TopologyStatus,
+    timestamp,
 )
 from ballonet.api.v1alpha1 import OffloadMode
 from ballonet.cluster.port import Json
@@ -113,7 +114,7 @@ def _conditions(
     pool: Json, findings: Mapping[ConditionType, Finding], generation: int, now: datetime
 ) -> list[ConditionStatus]:
     before = {c["type"]: c for c in pool.get("status", {}).get("conditions", ())}
-    stamp = _stamp(now)
+    stamp = timestamp(now)
     conditions = []
     for kind, finding in findings.items():
         earlier = before.get(str(kind))
@@ -192,7 +193,7 @@ def _diagnosis(said: Said, generation: int, now: datetime) -> DiagnosisStatus:
     patch = None if lever is None or lever.patch is None else _patch(lever.patch)
     return DiagnosisStatus(
         verdict=said.verdict,
-        since=said.since or _stamp(now),
+        since=said.since or timestamp(now),
         evidence=[
             EvidenceStatus(name=e.name, message=_cut(e.text, MAX_DESCRIPTION_CHARACTERS))
             for e in said.evidence[:MAX_EVIDENCE]
@@ -210,10 +211,6 @@ def _diagnosis(said: Said, generation: int, now: datetime) -> DiagnosisStatus:
 
 def _patch(patch: Json) -> str:
     return json.dumps(patch, separators=(",", ":"))
-
-
-def _stamp(now: datetime) -> str:
-    return now.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _cut(text: str, length: int) -> str:
