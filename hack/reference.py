@@ -204,11 +204,11 @@ def pool_page() -> str:
 CONDITIONS_INTRO: Final = """\
 # Conditions
 
-Every type below but `Reconciling` and `Stalled` is present from the first look at a pool on, with
-status `Unknown` until there is something to say. True is good, except for `KVPressure`, and for
-`Reconciling` and `Stalled`: those are present only while they are True. Events carry the same words
-as reasons, once per transition; of `KVPressure` and `EngineHealthy` only what is wrong, and that it
-is over.
+Every type below but `Reconciling`, `Stalled` and `SequencesObserved` is present from the first look
+at a pool on, with status `Unknown` until there is something to say. True is good, except for
+`KVPressure`, and for `Reconciling` and `Stalled`: those are present only while they are True.
+Events carry the same words as reasons, once per transition; of `KVPressure` and `EngineHealthy`
+only what is wrong, and that it is over.
 
 | Type | True means |
 |---|---|
@@ -219,8 +219,9 @@ TRUTH_INTRO: Final = """
 
 They follow from `Configured` and `Available` alone, and exactly one of Ready=True, Reconciling and
 Stalled holds. All three carry reason and message of the condition that they follow from. What is
-measured (`MetricsAvailable`, `BudgetVerified`, `KVPressure`, `EngineHealthy`, a `TopologyFits` that
-turns False) never changes Ready: no pool that serves becomes unready because something was learnt.
+measured (`MetricsAvailable`, `BudgetVerified`, `KVPressure`, `EngineHealthy`, `SequencesObserved`,
+a `TopologyFits` that turns False) never changes Ready: no pool that serves becomes unready because
+something was learnt.
 A pool that is scaled to 0 is Ready: none was asked for and none is missing.
 
 | Configured | Available | Ready | and |
