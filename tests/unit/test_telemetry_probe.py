@@ -171,7 +171,7 @@ async def test_engines_without_probes_are_not_asked(reader: ProbeReader) -> None
         (off_page(COMMON, "KeyError: 'x'"), Reason.PROBE_OFF, "the probe is off: KeyError: 'x'"),
         ("hello", Reason.INVALID_METRICS, "is it the probe's port"),
         ("x" * (MAX_PAGE_BYTES + 1), Reason.INVALID_METRICS, "is longer than"),
-        (None, Reason.PROBE_ABSENT, "did not answer within 0.5 s"),
+        (None, Reason.PROBE_ABSENT, "no answer within 0.5 s"),
     ],
 )
 async def test_why_a_probe_says_nothing(

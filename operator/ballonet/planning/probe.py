@@ -11,7 +11,7 @@ from typing import Final
 
 from ballonet.api.v1alpha1 import InferencePoolSpec, PerSequence
 from ballonet_probe.archive import NAME
-from ballonet_probe.versions import is_known
+from ballonet_probe.versions import NEWEST, OLDEST, is_known
 
 ARCHIVE: Final = f"{NAME}.zip"
 MOUNT: Final = "/opt/ballonet-probe"
@@ -36,9 +36,10 @@ def is_probed(spec: InferencePoolSpec) -> bool:
 def version_problems(spec: InferencePoolSpec) -> Iterator[str]:
     """Yield why the probe cannot read this version of the engine, and what to do."""
     if is_probed(spec) and not is_known(spec.engine.version):
+        oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
         yield (
-            f"spec.metrics.perSequence: the probe reads vLLM 0.17 to 0.33 and spec.engine.version "
-            f"is {spec.engine.version}: set it to Disabled"
+            f"spec.metrics.perSequence: the probe reads vLLM {oldest} to {newest} and "
+            f"spec.engine.version is {spec.engine.version}: set it to Disabled"
         )
 
 

@@ -32,12 +32,15 @@ KEY: Final = "receipts.jsonl"
 MAX_BYTES: Final = 256 * 1024
 # Boots of a receipt that are known one by one, so that none is counted twice.
 MAX_MARKS: Final = 16
+# As status takes them; whoever may edit a ConfigMap may write any number.
+MAX_BOOTS: Final = 2**31 - 1
 # Receipts of one configuration that plans look at, the newest.
 MAX_LOOKED_AT: Final = 16
 
 Hash = Annotated[str, text(16, r"^[0-9a-f]{16}$")]
 Time = Annotated[str, text(20, r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
 Positive = Annotated[int, integer(1, 2**53, bits=64)]
+Boots = Annotated[int, integer(1, MAX_BOOTS)]
 Words = Annotated[str, text(253, r"^[\x20-\x7e]*$", low=0)]
 
 
@@ -115,7 +118,7 @@ class Receipt(Model):
     kv_cache_high_bytes: Positive
     low_blocks: Positive
     high_blocks: Positive
-    boots: Positive
+    boots: Boots
     starts: list[StartTimes] = Field(default_factory=list, max_length=len(CompileCache))
     last_boot: Time
     marks: list[Annotated[str, text(64)]] = Field(default_factory=list, max_length=MAX_MARKS)
@@ -187,7 +190,7 @@ class Receipt(Model):
                 "kv_cache_high_bytes": max(self.kv_cache_high_bytes, other.kv_cache_high_bytes),
                 "low_blocks": min(self.low_blocks, other.low_blocks),
                 "high_blocks": max(self.high_blocks, other.high_blocks),
-                "boots": boots,
+                "boots": min(boots, MAX_BOOTS),
                 "starts": _joined([*self.starts, *other.starts]),
                 "last_boot": max(self.last_boot, other.last_boot),
                 "marks": sorted({*self.marks, *other.marks})[-MAX_MARKS:],
@@ -220,7 +223,7 @@ class Receipts:
     @classmethod
     def read(cls, lines: str) -> Receipts:
         """Return the receipts in a text; lines that are none are left out."""
-        return cls.joined(_read(lines), lambda one, other: max(one.boots, other.boots))
+        return NO_RECEIPTS.with_receipts(cls(tuple(_read(lines))))
 
     @classmethod
     def joined(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Final
 
 import aiohttp
@@ -14,6 +16,8 @@ from ballonet.telemetry.reading import InvalidPageError, Page, Series
 # Some lines for each engine in a pod, the longest with the labels of its cache: to parse more would
 # only keep the event loop busy.
 MAX_LINES: Final = 2048
+# Pods that are asked at once.
+AT_ONCE: Final = 16
 MAX_LINE_CHARACTERS: Final = 8192
 MAX_CHARACTERS: Final = 1024 * 1024
 
@@ -27,6 +31,7 @@ class PodClient:
 
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
+        self._turns = asyncio.Semaphore(AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -34,6 +39,22 @@ class PodClient:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a turn; what is asked of a pod in it is bounded in seconds all together.
+
+        Raises:
+            UnreachableError: in place of whatever went wrong on the way; the message says what.
+        """
+        async with self._turns:
+            try:
+                async with asyncio.timeout(self._timeout_seconds):
+                    yield
+            except TimeoutError:
+                raise UnreachableError(f"no answer within {self._timeout_seconds:g} s") from None
+            except (aiohttp.ClientError, OSError) as error:
+                raise UnreachableError(str(error) or type(error).__name__) from error
 
     async def get(
         self, target: PodTarget, path: str, limit_bytes: int, *, port: int | None = None

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-import aiohttp
-
 from ballonet.api.conditions import Reason
 from ballonet.diagnosis.observation import Sequences
 from ballonet.telemetry.pages import PodClient, UnreachableError, series_of
@@ -21,7 +19,6 @@ from ballonet.telemetry.reading import InvalidPageError, Page, counted_value, su
 TIMEOUT_SECONDS: Final = 3.0
 # A page with 256 sequences and 64 roles has a third of this.
 MAX_PAGE_BYTES: Final = 512 * 1024
-AT_ONCE: Final = 16
 _MAX_REASON_CHARACTERS: Final = 200
 
 _UP: Final = "ballonet_probe_up"
@@ -49,8 +46,6 @@ class ProbeReader:
     """Adds what probes say to samples of the engines that load them."""
 
     def __init__(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._slots = asyncio.Semaphore(AT_ONCE)
         self._pods = PodClient(timeout_seconds)
 
     async def close(self) -> None:
@@ -72,25 +67,21 @@ class ProbeReader:
         return replace(reading, observation=replace(reading.observation, sequences=said))
 
     async def _ask(self, target: PodTarget) -> Sequences | ProbeSilence:
-        async with self._slots:
-            try:
-                async with asyncio.timeout(self._timeout_seconds):
-                    pages = await asyncio.gather(
-                        *(
-                            self._pods.get(target, "/metrics", MAX_PAGE_BYTES, port=port)
-                            for port in target.probe_ports
-                        )
+        try:
+            async with self._pods.turn():
+                pages = await asyncio.gather(
+                    *(
+                        self._pods.get(target, "/metrics", MAX_PAGE_BYTES, port=port)
+                        for port in target.probe_ports
                     )
-                return read_probes(pages)
-            except TimeoutError:
-                message = f"the probe did not answer within {self._timeout_seconds:g} s"
-            except (UnreachableError, aiohttp.ClientError, OSError) as error:
-                message = f"the probe does not answer: {error or type(error).__name__}"
-            except ProbeOffError as error:
-                return ProbeSilence(Reason.PROBE_OFF, f"the probe is off: {error}")
-            except InvalidPageError as error:
-                return ProbeSilence(Reason.INVALID_METRICS, f"the probe: {error}")
-            return ProbeSilence(Reason.PROBE_ABSENT, message)
+                )
+            return read_probes(pages)
+        except UnreachableError as error:
+            return ProbeSilence(Reason.PROBE_ABSENT, f"the probe cannot be read: {error}")
+        except ProbeOffError as error:
+            return ProbeSilence(Reason.PROBE_OFF, f"the probe is off: {error}")
+        except InvalidPageError as error:
+            return ProbeSilence(Reason.INVALID_METRICS, f"the probe: {error}")
 
 
 def read_probes(pages: Sequence[str]) -> Sequences:

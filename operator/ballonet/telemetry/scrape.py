@@ -19,7 +19,6 @@ from ballonet.telemetry.reading import InvalidPageError, Reading, read_engine
 TIMEOUT_SECONDS: Final = 5.0
 MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 MAX_VERSION_BYTES: Final = 4096
-AT_ONCE: Final = 16
 
 
 class DirectScrape:
@@ -36,8 +35,6 @@ class DirectScrape:
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         self._now = now
-        self._timeout_seconds = timeout_seconds
-        self._slots = asyncio.Semaphore(AT_ONCE)
         self._pods = PodClient(timeout_seconds)
 
     async def close(self) -> None:
@@ -49,21 +46,17 @@ class DirectScrape:
         return await asyncio.gather(*(self._read_one(target) for target in targets))
 
     async def _read_one(self, target: PodTarget) -> EngineSample | ScrapeFailure:
-        async with self._slots:
-            try:
-                async with asyncio.timeout(self._timeout_seconds):
-                    page, version = await asyncio.gather(
-                        self._pods.get(target, "/metrics", MAX_PAGE_BYTES), self._version(target)
-                    )
-                reading = read_page(page, self._now())
-                return EngineSample(target, version, reading.report, reading.observation)
-            except TimeoutError:
-                message = f"no answer within {self._timeout_seconds:g} s"
-            except (UnreachableError, aiohttp.ClientError, OSError) as error:
-                message = str(error) or type(error).__name__
-            except InvalidPageError as error:
-                return ScrapeFailure(target, error.reason, str(error))
-            return ScrapeFailure(target, Reason.UNREACHABLE, message)
+        try:
+            async with self._pods.turn():
+                page, version = await asyncio.gather(
+                    self._pods.get(target, "/metrics", MAX_PAGE_BYTES), self._version(target)
+                )
+            reading = read_page(page, self._now())
+        except UnreachableError as error:
+            return ScrapeFailure(target, Reason.UNREACHABLE, str(error))
+        except InvalidPageError as error:
+            return ScrapeFailure(target, error.reason, str(error))
+        return EngineSample(target, version, reading.report, reading.observation)
 
     async def _version(self, target: PodTarget) -> str | None:
         """Return what the engine calls itself; None where it does not say so."""
