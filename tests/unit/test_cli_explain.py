@@ -8,12 +8,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from ballonet.catalog import Catalog
 from ballonet.cli import pool_story
 from ballonet.cli.canvas import Canvas
 from ballonet.cli.explain_pool import shown
 from ballonet.cli.formats import OutputFormat
+from ballonet.cli.main import app
 from ballonet.cli.pool_story import NoStory, Story, duration, tell
 from ballonet.cluster.port import ApiError, Json
 from ballonet.diagnosis.observation import Observation
@@ -303,3 +305,10 @@ def test_only_pods_of_the_pool_are_asked_for() -> None:
     assert query == (
         'vllm:num_requests_running{namespace="agents",pod=~"pool-[a-z0-9]+-[a-z0-9]+"}[60s]'
     )
+
+
+def test_two_ways_to_a_prometheus_are_refused() -> None:
+    both = ["--prometheus", "http://prometheus:9090", "--connections", "connections.yaml"]
+    result = CliRunner().invoke(app, ["explain", "pool", *both])
+    assert result.exit_code == 2
+    assert "give one of them" in result.stderr

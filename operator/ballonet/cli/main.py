@@ -288,6 +288,8 @@ def explain(
     from ballonet.cli.pool_story import NoStory, ask, duration  # noqa: PLC0415
 
     span = _read("--since", duration, since)
+    if prometheus is not None and connections is not None:
+        bad_input("--prometheus and --connections both say which Prometheus: give one of them")
     try:
         story = ask(
             pool,
