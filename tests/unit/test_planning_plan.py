@@ -450,6 +450,31 @@ def test_yarn_lengthens_sequences_up_to_vllm_0_29() -> None:
     assert "give at most 512" in plan.spec_resolved.message
 
 
+@pytest.mark.parametrize(
+    ("model", "version", "device", "needs"),
+    [
+        ("openai/gpt-oss-20b", "0.32.0", "T4-16GB", "needs 8.0 for weights stored as mxfp4"),
+        ("Qwen/Qwen3-8B-FP8", "0.32.0", "V100-32GB", "needs 7.5 for weights stored as fp8"),
+        ("Qwen/Qwen3-8B-FP8", "0.12.0", "T4-16GB", "needs 8.0 for weights stored as fp8"),
+        ("Qwen/Qwen3-8B-FP8", "0.32.0", "T4-16GB", None),
+        ("Qwen/Qwen3-8B", "0.32.0", "V100-32GB", None),
+        ("openai/gpt-oss-20b", "0.32.0", "A10-24GB", None),
+    ],
+)
+def test_devices_that_cannot_compute_with_the_weights_are_refused(
+    model: str, version: str, device: str, needs: str | None
+) -> None:
+    plan = h100(
+        model={"name": model},
+        engine={"version": version},
+        accelerator={"type": device},
+        parallelism=None,
+    )
+    refused = plan.spec_resolved.reason is Reason.UNSUPPORTED_BY_ENGINE
+    assert refused is (needs is not None)
+    assert (needs or "") in plan.spec_resolved.message
+
+
 def test_more_devices_than_a_node_has_are_refused() -> None:
     plan = h100(parallelism={"tensor": 16})
     assert plan.spec_resolved.reason is Reason.UNSUPPORTED_BY_ENGINE

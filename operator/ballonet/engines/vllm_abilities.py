@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from ballonet.engines.vllm_versions import flags
+from ballonet.engines.vllm_versions import flags, parse_version
 
 
 class Ability(NamedTuple):
@@ -40,3 +40,19 @@ ABILITIES: Final = (
 def abilities(version: str) -> tuple[Ability, ...]:
     """Return what a version surely can do, in the order of ABILITIES."""
     return tuple(one for one in ABILITIES if one.flag in flags(version))
+
+
+# Least CUDA compute capability by how weights are stored, where GPUs of the catalog have less
+# (get_min_capability, model_executor/layers/quantization, 0.10.2 to 0.33.0).
+_LEAST_COMPUTE: Final = {
+    **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4", "fbgemm_fp8", "experts_int8"), (8, 0)),
+    **dict.fromkeys(("awq", "awq_marlin", "fp8", "modelopt", "modelopt_fp4", "torchao"), (7, 5)),
+}
+_FP8_ON_TURING: Final = (0, 14)
+
+
+def least_compute(quantization: str | None, version: str) -> tuple[int, int] | None:
+    """Return the CUDA compute capability that weights stored so need; None for any."""
+    if quantization == "fp8" and parse_version(version)[:2] < _FP8_ON_TURING:
+        return (8, 0)
+    return _LEAST_COMPUTE.get(quantization or "")

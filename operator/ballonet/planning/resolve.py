@@ -17,6 +17,7 @@ from ballonet.api.v1alpha1 import (
 from ballonet.catalog import Accelerator, Catalog, CatalogModel
 from ballonet.engines import vllm
 from ballonet.engines.base import PlannedArguments
+from ballonet.engines.vllm_abilities import least_compute
 from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry, parse_config
 from ballonet.kv.layers import Attention
@@ -121,6 +122,7 @@ def resolve(
     layout = speculation = None
     if geometry is not None:
         check_model_can(spec, _longest(geometry, version))
+        _check_device_can(spec, device, arguments.quantization or geometry.quantization)
         try:
             speculation = _speculation(arguments, catalog)
             layout = _cache_layout(geometry, replace(settings, speculation=speculation))
@@ -205,6 +207,25 @@ def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
         )
     if problems:
         raise Unresolved(Reason.UNSUPPORTED_BY_ENGINE, "; ".join(problems))
+
+
+def _check_device_can(
+    spec: InferencePoolSpec, device: Accelerator, quantization: str | None
+) -> None:
+    """Check that the device can compute with weights that are stored so.
+
+    Raises:
+        Unresolved: it cannot.
+    """
+    least = least_compute(quantization, spec.engine.version)
+    if least is not None and device.compute is not None and device.compute < least:
+        has, needs = (f"{major}.{minor}" for major, minor in (device.compute, least))
+        raise Unresolved(
+            Reason.UNSUPPORTED_BY_ENGINE,
+            f"spec.accelerator.type: {device.name} has compute capability {has}, and vLLM "
+            f"{spec.engine.version} needs {needs} for weights stored as {quantization}: use a "
+            "newer GPU, or a model that is stored otherwise",
+        )
 
 
 @dataclass(frozen=True, slots=True)
