@@ -60,12 +60,12 @@ async def test_a_pool_is_read_where_it_says(world: World, source: Source) -> Non
     assert set(source.connections) == {None}
     assert world.condition("MetricsAvailable") == ("True", "Scraped")
     source.connections.clear()
-    template = (world.deployment() or {})["spec"]["template"]
+    template = world.template()
     world.edit({"metrics": PROMETHEUS})
     await world.settle()
     assert set(source.connections) == {"main"}
     # Where it is read has nothing to do with the pods.
-    assert (world.deployment() or {})["spec"]["template"] == template
+    assert world.template() == template
 
 
 @pytest.mark.parametrize("age_seconds", [46, -46])
@@ -79,6 +79,22 @@ async def test_a_sample_counts_by_its_own_time_and_not_by_its_arrival(
     assert world.condition("MetricsAvailable") == ("False", "Stale")
     assert world.condition("BudgetVerified")[0] == "Unknown"
     assert fits(world)["status"] == before["status"]
+
+
+@pytest.mark.parametrize("age_seconds", [50, -50])
+async def test_a_source_that_is_always_late_writes_status_once(
+    world: World, source: Source, age_seconds: float
+) -> None:
+    source.age_seconds = age_seconds
+    for _ in range(4):
+        world.pass_time(15)
+        await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("False", "Stale")
+    world.cluster.writes.clear()
+    for _ in range(4):
+        world.pass_time(15)
+        await world.reconcile()
+    assert world.cluster.writes == []
 
 
 async def test_the_same_sample_told_again_grows_old(world: World, source: Source) -> None:

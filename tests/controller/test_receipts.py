@@ -70,15 +70,8 @@ def budget(world: World) -> Json:
     return found
 
 
-def template(world: World) -> Json:
-    deployment = world.deployment()
-    assert deployment is not None
-    found: Json = deployment["spec"]["template"]
-    return found
-
-
 def argument(world: World, flag: str) -> str | None:
-    args = template(world)["spec"]["containers"][0]["args"]
+    args = world.template()["spec"]["containers"][0]["args"]
     return args[args.index(flag) + 1] if flag in args else None
 
 
@@ -108,12 +101,12 @@ async def test_what_is_learnt_changes_neither_the_pods_nor_the_plan_of_what_runs
 ) -> None:
     world.cluster.put(POOL)
     await world.reconcile()
-    before = template(world), budget(world)["predicted"]
+    before = world.template(), budget(world)["predicted"]
     await world.settle()
     assert receipts(world)
     world.restart_operator()
     await world.settle()
-    assert (template(world), budget(world)["predicted"]) == before
+    assert (world.template(), budget(world)["predicted"]) == before
     assert world.condition("BudgetComputed") == ("True", "Predicted")
     assert world.condition("Configured") == ("True", "Applied")
     assert budget(world)["measured"]["kvCacheBytes"] == BLOCKS * BLOCK_BYTES
@@ -275,6 +268,25 @@ async def test_a_config_map_of_somebody_else_is_left_alone(world: World) -> None
     assert found is not None and found["data"] == {"theirs": "x"}
 
 
+async def test_numbers_that_somebody_wrote_into_receipts_keep_no_pass_from_its_end(
+    world: World,
+) -> None:
+    await started(world)
+    (line,) = receipts(world)
+    most = {**line, "boots": 2**31 - 1}
+    lines = [most, {**most, "device": "other"}, {**line, "boots": 2**40, "device": "third"}]
+
+    def edit(found: Json) -> None:
+        found["data"]["receipts.jsonl"] = "".join(f"{json.dumps(one)}\n" for one in lines)
+
+    world.cluster.edit(Kind.CONFIG_MAP, NAMESPACE, NAME, edit)
+    world.restart_operator()
+    world.restart_containers()
+    await world.settle()
+    assert budget(world)["receipt"]["boots"] == 2**31 - 1
+    assert world.condition("Ready") == ("True", "Serving")
+
+
 # --- pin ------------------------------------------------------------------------------------------
 
 
@@ -282,10 +294,10 @@ async def test_to_be_pinned_replaces_no_pod_and_goes_out_with_the_next_roll_out(
     world: World,
 ) -> None:
     await started(world)
-    before = template(world)
+    before = world.template()
     world.edit({"budget": {"pin": "Receipt"}})
     await world.settle()
-    assert template(world) == before
+    assert world.template() == before
     assert world.condition("Configured") == ("True", "UpdatePending")
     assert budget(world)["receipt"]["boots"] == 1
     assert isinstance(budget(world)["errorPerMille"], int)

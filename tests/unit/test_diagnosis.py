@@ -13,7 +13,7 @@ import pytest
 
 from ballonet.api.conditions import PRESSURE, REASONS, ConditionType, Reason, Status
 from ballonet.api.v1alpha1 import DiagnosisSpec
-from ballonet.diagnosis.diagnose import Evidence, resumed
+from ballonet.diagnosis.diagnose import Course, Evidence, diagnose, resumed
 from ballonet.diagnosis.facts import DeclaredPrefix, Facts
 from ballonet.diagnosis.findings import CHAIN
 from ballonet.diagnosis.levers import LEVERS
@@ -438,6 +438,13 @@ def test_a_finding_stays_until_it_has_been_gone_for_the_time_of_release() -> Non
     samples[9:] = series(30, after=135, **{**counters, "iterations": rising(100, 9000)})
     ended = next(s for s, v in played(samples).verdicts if s > 60 and v is Reason.HEALTHY)
     assert 135 + 120 <= ended <= 135 + 120 + 60
+
+
+def test_a_clock_that_was_set_back_does_not_hold_a_finding() -> None:
+    before = {Reason.SLOT_BOUND: Course(True, "slots", START + timedelta(hours=1))}
+    first = diagnose({"pod": series(10)}, FACTS, before)
+    later = diagnose({"pod": series(20)}, FACTS, first.courses)
+    assert (first.verdict, later.verdict) == (Reason.SLOT_BOUND, Reason.HEALTHY)
 
 
 def test_pods_that_take_turns_do_not_make_the_verdict_flap() -> None:

@@ -210,6 +210,7 @@ def test_receipts_come_back_from_text_as_they_were() -> None:
         "[1]",
         "null",
         json.dumps({**json.loads(Receipt.of(boot()).line()), "boots": -1}),
+        json.dumps({**json.loads(Receipt.of(boot()).line()), "boots": 2**31}),
         json.dumps({**json.loads(Receipt.of(boot()).line()), "configuration": "x"}),
         json.dumps({**json.loads(Receipt.of(boot()).line()), "lastBoot": "yesterday"}),
         json.dumps({**json.loads(Receipt.of(boot()).line()), "kvCacheLowBytes": 2**53}),
@@ -220,6 +221,13 @@ def test_receipts_come_back_from_text_as_they_were() -> None:
 def test_a_line_that_is_no_receipt_takes_no_other_along(line: str) -> None:
     receipts = kept(boot())
     assert Receipts.read(f"{line}\n{receipts.text()}") == receipts
+
+
+def test_boots_are_counted_no_further_than_status_takes_them() -> None:
+    line = json.dumps({**json.loads(Receipt.of(boot()).line()), "boots": 2**31 - 1})
+    (one,) = Receipts.read(line).with_boot(boot(1)).all
+    assert one.boots == 2**31 - 1
+    assert Receipts.read(one.line()).all == (one,)
 
 
 def test_a_receipt_of_a_newer_operator_is_read() -> None:

@@ -124,7 +124,8 @@ def _followed(
     text = course.evidence if evidence is None else evidence
     if (evidence is not None) == course.found:
         return Course(course.found, text)
-    since = course.turning_since or now
+    # A clock that was set back must not hold a finding until it is where it was.
+    since = min(course.turning_since or now, now)
     span = rule.release if course.found else rule.after
     if now - since >= timedelta(seconds=span(facts.thresholds)):
         return Course(not course.found, text)

@@ -23,6 +23,7 @@ from ballonet.planning.plan import Plan
 from ballonet.planning.pod import CONTAINER
 from ballonet.planning.receipts import (
     KEY,
+    MAX_BOOTS,
     NO_RECEIPTS,
     Boot,
     CompileCache,
@@ -325,7 +326,7 @@ def receipt_status(
     predicted = serving.capacity.predicted_under(limits)
     inside = any(lies_inside(receipt, predicted) for receipt in own)
     return ReceiptStatus(
-        boots=sum(receipt.boots for receipt in own),
+        boots=min(MAX_BOOTS, sum(receipt.boots for receipt in own)),
         kv_cache_low_bytes=min(receipt.kv_cache_low_bytes for receipt in own),
         kv_cache_high_bytes=max(receipt.kv_cache_high_bytes for receipt in own),
         low_blocks=min(receipt.low_blocks for receipt in own),

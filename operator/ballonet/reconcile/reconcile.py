@@ -345,9 +345,12 @@ class Reconciler:
         # Either way round: a clock that was set back must not make an old sample fresh.
         if abs(self._now() - last.observation.at) <= timedelta(seconds=FRESH_SECONDS):
             return last
-        said = f"its last report is of {timestamp(last.observation.at)}"
         if isinstance(reading, EngineSample):
+            # Its time would be another in each pass, and each would write status.
+            where = "old" if last.observation.at < self._now() else "ahead of the operator's clock"
+            said = f"its newest report is more than {FRESH_SECONDS:g} s {where}"
             return ScrapeFailure(reading.target, Reason.STALE, said)
+        said = f"its last report is of {timestamp(last.observation.at)}"
         silent = reading.reason in (Reason.UNREACHABLE, Reason.NO_SERIES)
         reason = Reason.STALE if silent else reading.reason
         return ScrapeFailure(reading.target, reason, f"{reading.message}; {said}")
