@@ -33,13 +33,6 @@ def archive(world: World) -> Json | None:
     return world.cluster.peek(Kind.CONFIG_MAP, NAMESPACE, "pool-probe")
 
 
-def template(world: World) -> Json:
-    deployment = world.deployment()
-    assert deployment is not None
-    found: Json = deployment["spec"]["template"]
-    return found
-
-
 async def edited(world: World, change: Json) -> None:
     """Change the pool and let the change be applied; no pod is replaced yet."""
     world.edit(change)
@@ -57,7 +50,7 @@ async def test_without_it_there_is_no_trace_of_it(world: World) -> None:
     put(world)
     await world.settle()
     assert archive(world) is None
-    assert "probe" not in str(template(world)["spec"]["volumes"])
+    assert "probe" not in str(world.template()["spec"]["volumes"])
     assert not has_condition(world)
 
 
@@ -65,7 +58,7 @@ async def test_an_operator_that_knows_it_replaces_no_pod(world: World) -> None:
     """Pools that were applied before the field was there stay as they are."""
     put(world)
     await world.settle()
-    before = template(world)
+    before = world.template()
 
     def drop(pool: Json) -> None:
         pool["spec"].pop("metrics", None)
@@ -73,7 +66,7 @@ async def test_an_operator_that_knows_it_replaces_no_pod(world: World) -> None:
     world.cluster.edit(Kind.POOL, NAMESPACE, "pool", drop)
     world.restart_operator()
     await world.settle()
-    assert template(world) == before
+    assert world.template() == before
     assert world.condition("Configured") == ("True", "Applied")
 
 
@@ -86,7 +79,7 @@ async def test_pods_load_the_archive_from_a_config_map_of_the_pool(world: World)
     (name,) = found["binaryData"]
     names = zipfile.ZipFile(io.BytesIO(base64.b64decode(found["binaryData"][name]))).namelist()
     assert "ballonet_probe/plugin.py" in names
-    pod = template(world)["spec"]
+    pod = world.template()["spec"]
     (engine,) = (c for c in pod["containers"] if c["name"] == "engine")
     (mount,) = (m for m in engine["volumeMounts"] if m["name"] == "ballonet-probe")
     (volume,) = (v for v in pod["volumes"] if v["name"] == "ballonet-probe")
@@ -138,7 +131,7 @@ async def test_it_goes_once_no_pod_loads_it_any_more(world: World) -> None:
     await world.settle()
     assert archive(world) is None
     assert not has_condition(world)
-    assert "ballonet-probe" not in str(template(world))
+    assert "ballonet-probe" not in str(world.template())
 
 
 async def test_a_config_map_of_somebody_else_is_left_alone(world: World) -> None:

@@ -28,15 +28,8 @@ def unfit() -> Any:
     return a_pool().ceiling(1024).planner_and_workers(5)
 
 
-def template(world: World) -> Json:
-    deployment = world.deployment()
-    assert deployment is not None
-    result: Json = deployment["spec"]["template"]
-    return result
-
-
 def engine(world: World) -> Json:
-    result: Json = template(world)["spec"]["containers"][0]
+    result: Json = world.template()["spec"]["containers"][0]
     return result
 
 
@@ -136,7 +129,7 @@ async def test_children_are_owned_and_carry_no_label_of_their_owner(world: World
             [owner] = child["metadata"]["ownerReferences"]
             assert (owner["uid"], owner["controller"]) == (uid, True)
             assert "app.kubernetes.io/instance" not in child["metadata"]["labels"]
-    assert "app.kubernetes.io/instance" not in template(world)["metadata"]["labels"]
+    assert "app.kubernetes.io/instance" not in world.template()["metadata"]["labels"]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +156,7 @@ async def test_a_foreign_object_of_our_name_is_named_and_never_touched(
 async def test_a_child_edited_or_deleted_by_hand_is_put_back(world: World) -> None:
     world.cluster.put(fitting().build(NAMESPACE))
     await world.settle()
-    before = template(world)
+    before = world.template()
 
     def tamper(deployment: Json) -> None:
         deployment["spec"]["template"]["spec"]["containers"][0]["args"] = ["--max-num-seqs=99"]
@@ -171,11 +164,11 @@ async def test_a_child_edited_or_deleted_by_hand_is_put_back(world: World) -> No
     world.cluster.edit(Kind.DEPLOYMENT, NAMESPACE, "pool", tamper)
     world.cluster.remove(Kind.SERVICE, NAMESPACE, "pool")
     await world.settle()
-    assert template(world) == before
+    assert world.template() == before
     assert world.cluster.peek(Kind.SERVICE, NAMESPACE, "pool") is not None
     world.cluster.remove(Kind.DEPLOYMENT, NAMESPACE, "pool")
     await world.settle()
-    assert template(world) == before
+    assert world.template() == before
 
 
 async def test_kubectl_rollout_restart_stays(world: World) -> None:
@@ -189,7 +182,7 @@ async def test_kubectl_rollout_restart_stays(world: World) -> None:
     world.cluster.edit(Kind.DEPLOYMENT, NAMESPACE, "pool", restart)
     world.cluster.writes.clear()
     await world.settle()
-    assert template(world)["metadata"]["annotations"] == {
+    assert world.template()["metadata"]["annotations"] == {
         "kubectl.kubernetes.io/restartedAt": "now"
     }
     assert [w for w in world.cluster.writes if w.kind is Kind.DEPLOYMENT] == []
@@ -215,34 +208,34 @@ async def test_rapid_edits_replace_pods_once_with_the_last_spec(world: World) ->
 async def test_a_spec_that_never_rests_is_applied_all_the_same(world: World) -> None:
     world.cluster.put(fitting().build(NAMESPACE))
     await world.settle()
-    before = template(world)
+    before = world.template()
     for tokens in range(600, 580, -1):
         world.edit({"sequence": {"maxTokens": tokens}})
         await world.reconcile()
         world.pass_time(1)
-    assert template(world) != before
+    assert world.template() != before
 
 
 async def test_scaling_is_followed_without_a_new_template(world: World) -> None:
     world.cluster.put(fitting().build(NAMESPACE))
     await world.settle()
-    before = template(world)
+    before = world.template()
     world.edit({"replicas": 3})
     await world.reconcile()
     deployment = world.deployment()
     assert deployment is not None
     assert deployment["spec"]["replicas"] == 3
-    assert template(world) == before
+    assert world.template() == before
 
 
 async def test_replicas_follow_also_while_the_topology_is_refused(world: World) -> None:
     world.cluster.put(fitting().build(NAMESPACE))
     await world.settle()
-    before = template(world)
+    before = world.template()
     world.edit({"sequence": {"maxTokens": 1024}})
     await world.settle()
     assert world.condition("Ready") == ("False", "Refused")
-    assert template(world) == before
+    assert world.template() == before
     world.edit({"replicas": 2})
     await world.settle()
     deployment = world.deployment()
@@ -250,7 +243,7 @@ async def test_replicas_follow_also_while_the_topology_is_refused(world: World) 
     assert deployment["spec"]["replicas"] == 2
     world.cluster.remove(Kind.DEPLOYMENT, NAMESPACE, "pool")
     await world.settle()
-    assert template(world) == before
+    assert world.template() == before
 
 
 async def test_a_changed_planner_does_not_replace_running_pods(
@@ -258,7 +251,7 @@ async def test_a_changed_planner_does_not_replace_running_pods(
 ) -> None:
     world.cluster.put(fitting().build(NAMESPACE))
     await world.settle()
-    before = template(world)
+    before = world.template()
     render = decide_module.children.render_template
 
     def newer(name: str, spec: Any, plan: Any) -> Json:
@@ -269,7 +262,7 @@ async def test_a_changed_planner_does_not_replace_running_pods(
     monkeypatch.setattr(decide_module.children, "render_template", newer)
     world.restart_operator()
     await world.settle()
-    assert template(world) == before
+    assert world.template() == before
     assert world.condition("Configured") == ("True", "UpdatePending")
     assert world.condition("Ready") == ("True", "Serving")
     world.edit({"sequence": {"maxTokens": 576}})
@@ -295,7 +288,7 @@ async def test_a_pool_made_anew_with_the_same_name_is_new(world: World) -> None:
 async def test_children_of_an_orphaned_pool_are_taken_over_without_restart(world: World) -> None:
     world.cluster.put(fitting().build(NAMESPACE))
     await world.settle()
-    before = template(world)
+    before = world.template()
     for kind, name in (
         (Kind.DEPLOYMENT, "pool"),
         (Kind.SERVICE, "pool"),
@@ -308,7 +301,7 @@ async def test_children_of_an_orphaned_pool_are_taken_over_without_restart(world
     world.cluster.put(fitting().build(NAMESPACE))
     world.restart_operator()
     await world.settle()
-    assert template(world) == before
+    assert world.template() == before
     deployment = world.deployment()
     assert deployment is not None
     assert deployment["metadata"]["ownerReferences"][0]["uid"] == world.pool()["metadata"]["uid"]
@@ -555,7 +548,7 @@ async def test_the_users_pod_template_is_merged_and_ours_wins(world: World) -> N
     }
     world.cluster.put(fitting().pod_template(user).build(NAMESPACE))
     await world.settle()
-    rendered = template(world)
+    rendered = world.template()
     assert rendered["metadata"]["labels"]["team"] == "a"
     assert rendered["metadata"]["labels"]["ballonet.io/pool"] == "pool"
     assert rendered["spec"]["priorityClassName"] == "high"
@@ -586,23 +579,23 @@ async def test_a_missing_config_map_is_named_and_recovers(world: World) -> None:
     world.cluster.put(config_map)
     await world.settle()
     assert world.condition("Ready") == ("True", "Serving")
-    before = template(world)
+    before = world.template()
     world.cluster.remove(Kind.CONFIG_MAP, NAMESPACE, "config")
     await world.settle()
     assert world.condition("SpecResolved") == ("False", "ConfigNotFound")
     assert world.condition("Ready") == ("True", "Serving")
-    assert template(world) == before
+    assert world.template() == before
 
 
 async def test_a_stored_field_that_no_longer_parses_is_named_and_pods_stay(world: World) -> None:
     world.cluster.put(fitting().build(NAMESPACE))
     await world.settle()
-    before = template(world)
+    before = world.template()
     world.edit({"sequence": {"maxTokens": "many"}})
     await world.settle()
     assert world.condition("SpecResolved") == ("False", "InvalidSpec")
     assert "spec.sequence.maxTokens" in world.whole_condition("Stalled")["message"]
-    assert template(world) == before
+    assert world.template() == before
 
 
 async def test_a_pool_of_another_live_installation_is_left_alone(world: World) -> None:
@@ -669,7 +662,7 @@ async def test_a_fault_of_the_operator_shows_on_the_pool_and_changes_nothing_tha
 ) -> None:
     world.cluster.put(fitting().build(NAMESPACE))
     await world.settle()
-    before = template(world)
+    before = world.template()
 
     def fault(*_: Any) -> Json:
         raise ZeroDivisionError
@@ -679,7 +672,7 @@ async def test_a_fault_of_the_operator_shows_on_the_pool_and_changes_nothing_tha
     with pytest.raises(ZeroDivisionError):
         await world.reconcile()
     assert world.condition("Ready") == ("Unknown", "InternalError")
-    assert template(world) == before
+    assert world.template() == before
 
 
 async def test_conditions_of_others_stay_and_stale_ones_of_ours_go(world: World) -> None:
@@ -725,16 +718,16 @@ async def test_scaling_and_an_edit_that_changes_no_pod_together_replace_none(wor
     pool = a_pool().ceiling(1024).set("topologies", topologies).when_unfit("Warn")
     world.cluster.put(pool.build(NAMESPACE))
     await world.settle()
-    before = template(world)
+    before = world.template()
     world.edit({"replicas": 2})
     await world.settle()
     world.edit({"whenUnfit": "Refuse"})
     await world.settle()
-    assert template(world) == before
+    assert world.template() == before
     assert world.condition("Configured") == ("True", "UpdatePending")
     world.edit({"sequence": {"maxTokens": 1008}})
     await world.settle()
-    assert template(world) != before
+    assert world.template() != before
     assert world.condition("Configured") == ("True", "Applied")
 
 

@@ -129,6 +129,12 @@ class World:
     def deployment(self, name: str = "pool") -> Json | None:
         return self.cluster.peek(Kind.DEPLOYMENT, NAMESPACE, name)
 
+    def template(self, name: str = "pool") -> Json:
+        deployment = self.deployment(name)
+        assert deployment is not None
+        found: Json = deployment["spec"]["template"]
+        return found
+
     def condition(self, kind: str, name: str = "pool") -> tuple[str, str]:
         found = self.whole_condition(kind, name)
         return (found["status"], found["reason"])
