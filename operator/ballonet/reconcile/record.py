@@ -28,12 +28,15 @@ _MAX_BYTES: Final = 4 * 1024 * 1024
 class AppliedRecord:
     """Inputs and outcome of one rendering.
 
-    ``uid`` and ``generation`` are of the pool when it was looked at last; ``spec`` is its spec as
-    it was read, without replicas; ``strategy`` the Deployment's
-    fields about roll-outs; ``budget`` the document for agent runtimes; ``previous_budget`` that of
-    the template before, for as long as both may serve; ``receipts`` what starts of the
-    configuration had measured by then, as text: what is learnt does not change the plan of what
-    runs.
+    Attributes:
+        uid, generation: of the pool when it was looked at last.
+        spec: its spec as it was read, without replicas.
+        config_text: the config.json that it refers to, if it does.
+        strategy: the Deployment's fields about roll-outs.
+        budget: the document for agent runtimes.
+        previous_budget: that of the template before, for as long as both may serve.
+        receipts: what starts of the configuration had measured by then, as text: what is learnt
+            does not change the plan of what runs.
     """
 
     uid: str
