@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from ballonet.api.v1alpha1 import DiagnosisSpec
 from ballonet.diagnosis.observation import Observation
+from ballonet.diagnosis.window import History
 from ballonet.telemetry.ring import MAX_OBSERVATIONS, SPAN, Ring
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -34,6 +38,21 @@ def test_passes_that_follow_each_other_closely_do_not_push_out_the_past() -> Non
     kept = filled(n for n in range(1000))
     assert kept[-1] == 999
     assert kept[0] < 999 - 15 * 60
+
+
+@pytest.mark.parametrize("threshold", ["pressureSeconds", "trendSeconds", "stuckSeconds"])
+@pytest.mark.parametrize("period", [1, 15, 100])
+def test_what_is_kept_covers_the_longest_look_that_a_spec_may_ask_for(
+    threshold: str, period: int
+) -> None:
+    longest = 900
+    assert DiagnosisSpec.model_validate({threshold: longest})
+    with pytest.raises(ValidationError):
+        DiagnosisSpec.model_validate({threshold: longest + 1})
+    ring = Ring()
+    for second in range(0, 3600, period):
+        ring.add(Observation(at=START + timedelta(seconds=second), engines=1))
+    assert History(list(ring)).over(longest).seconds >= longest
 
 
 @given(st.lists(st.floats(0, 10**5), max_size=300))

@@ -661,26 +661,27 @@ class AdmissionSpec(Model):
     )
 
 
-Seconds = Annotated[int, integer(5, 86_400)]
+# Of each pod the observations of 15 minutes are surely kept (telemetry/ring.py): no look is longer.
+WatchedSeconds = Annotated[int, integer(5, 900)]
 Percent = Annotated[int, integer(1, 100)]
 
 
 class DiagnosisSpec(Model):
     """When live numbers count as a finding; docs/diagnosis.md says which finding uses which."""
 
-    pressure_seconds: Seconds = Field(
+    pressure_seconds: WatchedSeconds = Field(
         60, description="How long requests must wait before that is pressure, in seconds."
     )
-    trend_seconds: Annotated[int, integer(5, 900)] = Field(
+    trend_seconds: WatchedSeconds = Field(
         300, description="Over how long growth, hits and ended requests are looked at, in seconds."
     )
     release_seconds: Annotated[int, integer(0, 86_400)] = Field(
         120, description="How long a finding must have ended before it is dropped, in seconds."
     )
-    stuck_seconds: Seconds = Field(
+    stuck_seconds: WatchedSeconds = Field(
         30, description="How long an engine with work may stand still, in seconds."
     )
-    idle_seconds: Seconds = Field(
+    idle_seconds: Annotated[int, integer(5, 86_400)] = Field(
         600, description="How long no request may have come before a pool is idle, in seconds."
     )
     spare_seconds: Annotated[int, integer(5, 2_592_000)] = Field(
