@@ -66,7 +66,7 @@ class Observation:
         running: requests that hold a slot.
         waiting: requests that wait, for whatever reason.
         waiting_capacity: those of them that wait for a slot or for blocks; engines before vLLM
-            0.20.2 do not tell.
+            0.20 do not tell.
         waiting_deferred: those that wait for something else: an adapter, a transfer.
         fetching: requests that wait for KV data from elsewhere.
         awake: whether the engine is not put to sleep.
