@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from ballonet import __version__
 from ballonet.api.conditions import ALWAYS_POSSIBLE, REASONS, ConditionType
-from ballonet.api.v1alpha1 import MetricsSourceKind
+from ballonet.api.v1alpha1 import KIND, MetricsSourceKind
 from ballonet.cluster.port import ApiError, Json
 from ballonet.diagnosis.observation import Observation
 from ballonet.reconcile.queue import WorkQueue
@@ -28,7 +28,6 @@ from ballonet.telemetry.port import EngineSample, MetricsSource, PodTarget, Scra
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
-_KIND: Final = "InferencePool"
 _VERDICTS: Final = tuple(
     dict.fromkeys(
         reason
@@ -127,9 +126,9 @@ class Metrics:
 
     def passed(self, seconds: float, error: BaseException | None) -> None:
         """Count one pass and how it ended."""
-        self._passes.labels(_KIND, "success" if error is None else "error").inc()
+        self._passes.labels(KIND, "success" if error is None else "error").inc()
         if error is not None:
-            self._errors.labels(_KIND, error_word(error)).inc()
+            self._errors.labels(KIND, error_word(error)).inc()
         self._seconds.observe(seconds)
         self._worked.observe(seconds)
 

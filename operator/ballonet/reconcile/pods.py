@@ -91,7 +91,7 @@ def targets(pods: Sequence[Json]) -> list[PodTarget]:
             uid=pod["metadata"]["uid"],
             ip=pod["status"]["podIP"],
             port=PORT,
-            ready_since=_ready_since(pod),
+            ready_since=ready_since(pod),
             probe_ports=_probe_ports(pod),
         )
         for pod in pods
@@ -113,7 +113,7 @@ def ended_runs(pods: Sequence[Json]) -> list[EndedRun]:
     """Return the last run of each engine that ended with an error and is not serving again."""
     runs = []
     for pod in pods:
-        status = _engine_status(pod)
+        status = engine_status(pod)
         ended, previous = _ended(status)
         if ended is not None and not status.get("ready") and not _leaving(pod):
             runs.append(EndedRun(_name(pod), str(ended.get("containerID", "")), previous))
@@ -298,7 +298,8 @@ def _container_statuses(pod: Json) -> Iterator[Json]:
     yield from status.get("containerStatuses", ())
 
 
-def _engine_status(pod: Json) -> Json:
+def engine_status(pod: Json) -> Json:
+    """Return the status of the engine's container; empty where there is none yet."""
     for status in pod.get("status", {}).get("containerStatuses", ()):
         if status.get("name") == CONTAINER:
             return dict(status)
@@ -315,10 +316,11 @@ def _is_ready(pod: Json) -> bool:
 def _has_come_up(pod: Json) -> bool:
     """Return whether the pod is ready or its engine, which still runs, has been able to serve."""
     # The kubelet says so once the startup probe has succeeded, until the container ends.
-    return _is_ready(pod) or bool(_engine_status(pod).get("started"))
+    return _is_ready(pod) or bool(engine_status(pod).get("started"))
 
 
-def _ready_since(pod: Json) -> datetime | None:
+def ready_since(pod: Json) -> datetime | None:
+    """Return when the pod became ready, or ceased to be."""
     for condition in pod["status"].get("conditions", ()):
         if condition.get("type") == "Ready" and (since := condition.get("lastTransitionTime")):
             return datetime.fromisoformat(since)

@@ -33,6 +33,7 @@ from ballonet.planning.receipts import (
 )
 from ballonet.reconcile.children import CACHE_FOLDER
 from ballonet.reconcile.ownership import MANAGED_BY, MANAGED_BY_LABEL
+from ballonet.reconcile.pods import engine_status, ready_since
 from ballonet.reconcile.record import AppliedRecord
 from ballonet.telemetry.port import EngineSample
 
@@ -97,10 +98,11 @@ def starts(
     by_uid = {pod["metadata"]["uid"]: pod for pod in pods}
     for sample in samples:
         pod = by_uid.get(sample.target.uid)
-        run = None if pod is None else _run(pod)
-        if pod is None or run is None or sample.report is None:
+        run = {} if pod is None else engine_status(pod)
+        began = run.get("state", {}).get("running", {}).get("startedAt")
+        if pod is None or not began or sample.report is None:
             continue
-        started_at = datetime.fromisoformat(run["state"]["running"]["startedAt"])
+        started_at = datetime.fromisoformat(began)
         size = kv_cache_bytes(serving, sample.report)
         # A report that is older than the container is of the run before.
         if size is None or sample.observation.at < started_at:
@@ -127,24 +129,13 @@ def starts(
             yield Start(replace(boot, compile_cache=cache), node, resource)
 
 
-def _run(pod: Json) -> Json | None:
-    """Return the status of the engine's container where it runs."""
-    for status in pod.get("status", {}).get("containerStatuses", ()):
-        if status.get("name") == CONTAINER and status.get("state", {}).get("running", {}).get(
-            "startedAt"
-        ):
-            return dict(status)
-    return None
-
-
 def _start_seconds(pod: Json, started_at: datetime, most: int) -> int | None:
     """Return how long a start took; a pod that is ready again after longer is no start."""
-    for condition in pod["status"].get("conditions", ()):
-        if condition.get("type") == "Ready" and condition.get("lastTransitionTime"):
-            ready_at = datetime.fromisoformat(condition["lastTransitionTime"])
-            seconds = (ready_at - started_at).total_seconds()
-            return int(seconds) if 0 <= seconds <= most else None
-    return None
+    ready_at = ready_since(pod)
+    if ready_at is None:
+        return None
+    seconds = (ready_at - started_at).total_seconds()
+    return int(seconds) if 0 <= seconds <= most else None
 
 
 def _compile_cache(boot: Boot, template: Json, receipts: Receipts) -> CompileCache:
