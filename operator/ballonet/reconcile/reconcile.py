@@ -37,7 +37,13 @@ from ballonet.reconcile.ownership import INSTALLATION_ANNOTATION, Child
 from ballonet.reconcile.pods import EndedRun, rolling_out, targets
 from ballonet.reconcile.receipts import ReceiptBook, receipt_status, starts
 from ballonet.reconcile.record import ANNOTATION, normal_form
-from ballonet.telemetry.port import EngineSample, MetricsSource, PodTarget, ScrapeFailure
+from ballonet.telemetry.port import (
+    FRESH_SECONDS,
+    EngineSample,
+    MetricsSource,
+    PodTarget,
+    ScrapeFailure,
+)
 from ballonet.telemetry.ring import Ring
 
 log = structlog.get_logger(__name__)
@@ -45,8 +51,6 @@ log = structlog.get_logger(__name__)
 # The spec must stay unchanged for the first, but a change never waits longer than the second.
 QUIET_SECONDS: Final = 2.0
 LONGEST_WAIT_SECONDS: Final = 10.0
-# A reading may be used for this long when newer ones fail.
-FRESH_SECONDS: Final = 45.0
 # A Prometheus may take this long until it has scraped a new pod twice.
 FIRST_SCRAPE_SECONDS: Final = 90.0
 SERVING_PERIOD_SECONDS: Final = 15.0

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Final, Protocol
 
 from ballonet.api.conditions import Reason
 from ballonet.diagnosis.observation import Observation
 from ballonet.planning.measured import EngineReport
+
+# A reading may be used for this long when newer ones fail.
+FRESH_SECONDS: Final = 45.0
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from ballonet.api.conditions import Reason
 from ballonet.engines.vllm_metrics import METRICS
 from ballonet.telemetry.connections import PrometheusConnection
+from ballonet.telemetry.port import FRESH_SECONDS
 from ballonet.telemetry.reading import InvalidPageError, Reading, Series, read_engine
 
 # Two scrapes of 30 s; what is older is too old for a decision anyway.
@@ -22,7 +23,6 @@ WINDOW_SECONDS: Final = 60
 # The first query looks further back, for how often a pod is scraped: with scrapes further apart
 # than a reading may be old, the newest would be fresh at one time and stale at another.
 FIRST_WINDOW_SECONDS: Final = 180
-MAX_APART_SECONDS: Final = 45
 
 # The year 2200, in seconds since 1970.
 _LATEST: Final = 7_258_118_400
@@ -162,9 +162,9 @@ def _first_seen(found: Iterable[_Found]) -> dict[PodKey, _Pod]:
 
 
 def _read(pod: _Pod) -> Reading | InvalidPageError:
-    if pod.apart_seconds > MAX_APART_SECONDS:
+    if pod.apart_seconds > FRESH_SECONDS:
         return InvalidPageError(
-            f"the last two scrapes were more than {MAX_APART_SECONDS} s apart: at most 30 s are "
+            f"the last two scrapes were more than {FRESH_SECONDS:g} s apart: at most 30 s are "
             "needed",
             Reason.NO_SERIES,
         )
