@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from ballonet.api.conditions import Reason
 from ballonet.api.quantity import quantity_bytes
@@ -12,9 +12,7 @@ from ballonet.api.v1alpha1 import OffloadMode, PrefixCaching, Queue
 from ballonet.kv.units import GIB, ceil_div
 from ballonet.planning.offload import offloads
 from ballonet.planning.plan import Plan
-from ballonet.planning.remedies import Remedy
-
-Json = dict[str, Any]
+from ballonet.planning.remedies import Json, Remedy
 
 
 @dataclass(frozen=True, slots=True)
