@@ -331,6 +331,12 @@ def test_the_width_of_a_mixer_goes_before_the_factor_that_gives_it() -> None:
     assert written.caches == parse(FALCON_MAMBA).caches
 
 
+def test_states_of_which_a_block_outgrows_every_sequence_are_refused() -> None:
+    with pytest.raises(EngineRefuses, match="tokens a block") as caught:
+        blocks_of(parse(JAMBA, mamba_d_state=2**24), settings())
+    assert caught.value.field == "spec.model.config"
+
+
 def test_a_model_of_states_alone_needs_no_padding() -> None:
     blocks, spec = blocks_of(parse(FALCON_MAMBA), settings())
     assert (blocks.mode, spec.block_tokens, spec.padded_page_bytes) == ("none", 131_072, None)

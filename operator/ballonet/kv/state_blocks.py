@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Final
 
+from ballonet.kv.config import MAX_SIZE
 from ballonet.kv.layers import Attention, Cache, Latent, Mechanism, State
 from ballonet.kv.settings import EngineRefuses, EngineSettings, Version
 from ballonet.kv.specs import CacheKind, CacheSpec, bytes_of_state
@@ -182,6 +183,13 @@ def align(
     multiple = _block_multiple(states, kernel, settings, mode)
     needed = round_up(ceil_div(state_bytes, token_bytes), multiple)
     block = max(block_tokens, needed)
+    if block > MAX_SIZE:
+        raise EngineRefuses(
+            "spec.model.config",
+            f"{block:,} tokens a block",
+            "is what the states of this config.json come to, more than any sequence has; give the "
+            "file of the model itself",
+        )
     platform = settings.platform
     if platform.latent_block_forced and _is_latent(attention) and block != block_tokens:
         raise EngineRefuses(
