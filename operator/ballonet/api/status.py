@@ -11,7 +11,9 @@ from pydantic import Field
 from ballonet.api.conditions import Status
 from ballonet.api.v1alpha1 import ATOMIC, Model, integer, list_map, text
 
-# Bounds that whoever fills the status keeps.
+# Bounds that whoever fills the status keeps. Each pass reads it, and each change is sent to all who
+# watch: as a whole it stays smaller than its parts could add up to.
+MAX_STATUS_BYTES: Final = 16 * 1024
 MAX_MESSAGE_CHARACTERS: Final = 1024
 MAX_ROLES: Final = 16
 MAX_REMEDIES: Final = 8
@@ -22,6 +24,11 @@ MAX_EVIDENCE: Final = 16
 Int32 = Annotated[int, integer(0, 2**31 - 1)]
 Int64 = Annotated[int, integer(0, 2**53, bits=64)]
 Word = Annotated[str, text(63, low=0)]
+
+
+def cut(text: str, length: int) -> str:
+    """Return a text, cut short where it is longer."""
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def timestamp(at: datetime) -> str:

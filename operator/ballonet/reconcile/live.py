@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from ballonet.api.conditions import REASONS, ConditionType, Finding, Reason, Status
-from ballonet.api.status import DiagnosisStatus
+from ballonet.api.status import MAX_DESCRIPTION_CHARACTERS, DiagnosisStatus, cut
 from ballonet.cluster.port import Json
 from ballonet.diagnosis.diagnose import Courses, Diagnosis, Evidence, no_verdict, resumed
 from ballonet.diagnosis.levers import Advice
@@ -33,8 +33,14 @@ class Said:
 
     @classmethod
     def of(cls, diagnosis: Diagnosis, lever: Advice | None = None) -> Said:
-        """Return a diagnosis as it comes now."""
-        return cls(diagnosis.verdict, diagnosis.evidence, lever)
+        """Return a diagnosis as it comes now, in words that status takes.
+
+        They are read back from there, and must be the same then.
+        """
+        evidence = tuple(
+            replace(e, text=cut(e.text, MAX_DESCRIPTION_CHARACTERS)) for e in diagnosis.evidence
+        )
+        return cls(diagnosis.verdict, evidence, lever)
 
     def conditions(self) -> dict[ConditionType, Finding]:
         """Return KVPressure and EngineHealthy."""

@@ -15,6 +15,7 @@ from ballonet.api.status import (
     MAX_MESSAGE_CHARACTERS,
     MAX_PATCH_CHARACTERS,
     MAX_REMEDIES,
+    MAX_STATUS_BYTES,
     BudgetStatus,
     ConditionStatus,
     DiagnosisStatus,
@@ -25,6 +26,7 @@ from ballonet.api.status import (
     RemedyStatus,
     Source,
     TopologyStatus,
+    cut,
     timestamp,
 )
 from ballonet.api.v1alpha1 import OffloadMode
@@ -35,6 +37,8 @@ from ballonet.reconcile.live import Said
 from ballonet.reconcile.record import AppliedRecord
 
 _OWN_TYPES: Final = frozenset(str(kind) for kind in ConditionType)
+# Of a message where the long ones of all conditions would not fit.
+_SHORT_MESSAGE_CHARACTERS: Final = 256
 # What only repeats another condition is not told a second time.
 _SUMMARIES: Final = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
 _ECHOES: Final = frozenset({Reason.REFUSED, Reason.NOT_STARTED})
@@ -61,7 +65,27 @@ def build(
         engine=_engine(record),
         diagnosis=_diagnosis(decision.said, generation, now),
     )
-    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return _within_bounds(status.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def _within_bounds(status: Json) -> Json:
+    """Return a status that is not too large: the last of what is only an addition is left out."""
+    additions = (
+        (status["remedies"], 0),
+        (status.get("diagnosis", {}).get("evidence", []), 1),
+        (status.get("topology", {}).get("roles", []), 0),
+    )
+    for entries, least in additions:
+        while len(entries) > least and _size_bytes(status) > MAX_STATUS_BYTES:
+            entries.pop()
+    if _size_bytes(status) > MAX_STATUS_BYTES:
+        for condition in status["conditions"]:
+            condition["message"] = cut(condition["message"], _SHORT_MESSAGE_CHARACTERS)
+    return status
+
+
+def _size_bytes(status: Json) -> int:
+    return len(json.dumps(status, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def differs(pool: Json, status: Json) -> bool:
@@ -124,7 +148,7 @@ def _conditions(
                 type=str(kind),
                 status=finding.status,
                 reason=str(finding.reason),
-                message=_cut(finding.message, MAX_MESSAGE_CHARACTERS),
+                message=cut(finding.message, MAX_MESSAGE_CHARACTERS),
                 last_transition_time=earlier["lastTransitionTime"] if same and earlier else stamp,
                 observed_generation=generation,
             )
@@ -180,7 +204,7 @@ def _remedies(decision: Decision, generation: int) -> list[RemedyStatus]:
             remedies.append(
                 RemedyStatus(
                     name=remedy.name,
-                    description=_cut(remedy.description, MAX_DESCRIPTION_CHARACTERS),
+                    description=cut(remedy.description, MAX_DESCRIPTION_CHARACTERS),
                     patch=patch,
                     generation=generation,
                 )
@@ -195,12 +219,12 @@ def _diagnosis(said: Said, generation: int, now: datetime) -> DiagnosisStatus:
         verdict=said.verdict,
         since=said.since or timestamp(now),
         evidence=[
-            EvidenceStatus(name=e.name, message=_cut(e.text, MAX_DESCRIPTION_CHARACTERS))
+            EvidenceStatus(name=e.name, message=cut(e.text, MAX_DESCRIPTION_CHARACTERS))
             for e in said.evidence[:MAX_EVIDENCE]
         ],
         lever=LeverStatus(
             name=lever.name,
-            description=_cut(lever.text, MAX_DESCRIPTION_CHARACTERS),
+            description=cut(lever.text, MAX_DESCRIPTION_CHARACTERS),
             patch=patch if patch is None or len(patch) <= MAX_PATCH_CHARACTERS else None,
             generation=said.generation or generation,
         )
@@ -211,10 +235,6 @@ def _diagnosis(said: Said, generation: int, now: datetime) -> DiagnosisStatus:
 
 def _patch(patch: Json) -> str:
     return json.dumps(patch, separators=(",", ":"))
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _without_empty(value: Json) -> Json:
