@@ -19,6 +19,7 @@ from tests.traces import write_trace
 POD: Final = "a"
 # Before and after the load: what it begins from, and where its counters end.
 MARGIN_SECONDS: Final = 6.0
+EVERY_SECONDS: Final = 5.0
 
 
 async def record(recording: Recording, engine: Engine) -> list[Observation]:
@@ -33,7 +34,7 @@ async def record(recording: Recording, engine: Engine) -> list[Observation]:
             except OSError:
                 continue
             samples.append(read_page(page, datetime.now(UTC)).observation)
-            await asyncio.sleep(recording.every_seconds)
+            await asyncio.sleep(EVERY_SECONDS)
 
     sampling = asyncio.create_task(sample())
     await asyncio.sleep(MARGIN_SECONDS)

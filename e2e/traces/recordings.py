@@ -58,7 +58,6 @@ class Recording:
     shows: str
     setup: Setup
     load: Load
-    every_seconds: float = 5.0
     prefix_tokens: int | None = None
 
 
@@ -111,7 +110,7 @@ async def agents_return(engine: Engine) -> None:
 LIMITED = Setup(128, 1024, limit=3)
 OLDER = Setup(128, 1024, limit=3, version="0.28.0")
 UNLIMITED = Setup(128, 1024)
-ROOMY = Setup(384, 4096, limit=3)
+ROOMY = Setup(800, 8192, limit=3)
 BOUNDED = Setup(128, 1024, limit=3, args=("--max-num-queued-reqs", "5"))
 TWO_RANKS = Setup(128, 1024, limit=3, args=("--data-parallel-size", "2"))
 
@@ -192,10 +191,9 @@ RECORDINGS: Final = (
     Recording(
         "long-context",
         "LongContext",
-        "three requests that grow from 64 to 4,000 tokens",
+        "three requests that grow from 64 to 8,000 tokens",
         ROOMY,
-        steady(unrelated(64), 3936, clients=3, seconds=5),
-        every_seconds=2.5,
+        steady(unrelated(64), 7936, clients=3, seconds=5),
     ),
     Recording(
         "rejecting",
