@@ -191,9 +191,9 @@ RECORDINGS: Final = (
     Recording(
         "long-context",
         "LongContext",
-        "three requests that grow from 64 to 8,000 tokens",
+        "three requests that grow from 64 to 7,000 tokens",
         ROOMY,
-        steady(unrelated(64), 7936, clients=3, seconds=5),
+        steady(unrelated(64), 6936, clients=3, seconds=5),
     ),
     Recording(
         "rejecting",
