@@ -188,6 +188,18 @@ FOUND = {
         {},
         "1 of role worker",
     ),
+    "a role goes past its ceiling after a moment without the probe": (
+        Reason.ROLE_CEILING_EXCEEDED,
+        {
+            "sequences": lambda i: (
+                Sequences(count=2, tokens=900, longest_tokens=600, past_ceiling={"worker": 1})
+                if i > 2
+                else None
+            )
+        },
+        {},
+        "1 of role worker",
+    ),
     "a role ended past its ceiling": (
         Reason.ROLE_CEILING_EXCEEDED,
         {

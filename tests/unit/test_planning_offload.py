@@ -90,6 +90,14 @@ def test_without_offload_nothing_changes() -> None:
             {"offload": {"mode": "Enabled", "hostMemory": "1Mi"}},
             "takes 4 MiB, so none fits",
         ),
+        # Told to the engine in thousandths of a GiB, it would be 0.
+        (
+            {
+                "offload": {"mode": "Enabled", "hostMemory": "1Mi"},
+                "model": {"name": "own/model", "config": {"inline": UNKNOWN_CONFIG}},
+            },
+            "give at least 2Mi",
+        ),
     ],
 )
 def test_refused_where_it_cannot_help_or_breaks(changes: dict[str, Any], words: str) -> None:

@@ -287,7 +287,9 @@ def ceiling_hit(history: History, facts: Facts, _found: bool) -> str | None:
 def role_ceiling_exceeded(history: History, facts: Facts, _found: bool) -> str | None:
     """Sequences hold, or ended within trendSeconds with, more tokens than their role declares."""
     window = history.lately(facts.thresholds.trend_seconds)
-    before, now = window.first.sequences, window.last.sequences
+    # A probe that was silent once says nothing less of what came after.
+    before = next((o.sequences for o in window.samples if o.sequences is not None), None)
+    now = window.last.sequences
     if before is None or now is None:
         raise CannotSay
     ended = {

@@ -18,7 +18,7 @@ from ballonet.engines.vllm_versions import parse_version
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.settings import Version
 from ballonet.kv.specs import KEEPS_ALL, CacheKind
-from ballonet.kv.units import GIB
+from ballonet.kv.units import GIB, ceil_div
 
 
 class _Carrier(Enum):
@@ -54,6 +54,8 @@ _ERAS: Final = (
 _SHARED_SINCE: Final = (0, 20, 0)
 # Before this the connector takes NVIDIA GPUs alone.
 _OTHER_VENDORS_SINCE: Final = (0, 11, 2)
+# Sizes are written in thousandths of a GiB: what is less would be written as 0.
+LEAST_BYTES: Final = ceil_div(GIB, 1000)
 _LEAVE_OUT: Final = "leave it out, or set spec.offload.mode to Disabled"
 # Where PyTorch takes the settings of its allocator from (device_allocator/alloc_conf.py, 0.33.0).
 _ALLOCATOR: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")

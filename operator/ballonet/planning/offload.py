@@ -48,6 +48,8 @@ def layout_problem(spec: InferencePoolSpec, layout: CacheLayout | None) -> str |
     if cache.block_bytes is not None and cache.blocks == 0:
         block = format_bytes(cache.block_bytes)
         return f"spec.offload.hostMemory: a block takes {block}, so none fits: give more"
+    if cache.bytes < vllm_offload.LEAST_BYTES:
+        return "spec.offload.hostMemory: an engine would be told that it is none: give at least 2Mi"
     return vllm_offload.layout_problem(spec.engine.version, layout)
 
 
