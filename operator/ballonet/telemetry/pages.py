@@ -19,7 +19,7 @@ MAX_LINES: Final = 2048
 # Pods that are asked at once.
 AT_ONCE: Final = 16
 MAX_LINE_CHARACTERS: Final = 8192
-MAX_CHARACTERS: Final = 1024 * 1024
+MAX_CHARACTERS: Final = 512 * 1024
 
 
 class UnreachableError(Exception):
