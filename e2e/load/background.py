@@ -7,6 +7,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
+from e2e.load.fanout import served_first
 from e2e.load.prompts import Prompt
 from e2e.load.steady import steady_load
 
@@ -55,8 +56,10 @@ class Background:
         self._loop.close()
 
     def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._task)
-        except asyncio.CancelledError:
-            # Connections close in the turns that follow.
-            self._loop.run_until_complete(asyncio.sleep(0.1))
+        # Clients that wait for a processor would leave the engine idle between their requests.
+        with served_first():
+            try:
+                self._loop.run_until_complete(self._task)
+            except asyncio.CancelledError:
+                # Connections close in the turns that follow.
+                self._loop.run_until_complete(asyncio.sleep(0.1))

@@ -116,7 +116,7 @@ async def fan_out(
         samples: list[Gauges] = []
         errors: list[str] = []
         over = asyncio.Event()
-        with _served_first():
+        with served_first():
             sampler = asyncio.create_task(_sample(session, pages, over, samples, errors))
             start = time.monotonic()
             try:
@@ -160,7 +160,7 @@ async def fan_out(
 
 
 @contextlib.contextmanager
-def _served_first() -> Iterator[None]:
+def served_first() -> Iterator[None]:
     """Put this thread before all ordinary ones, where the system lets us (as root on Linux).
 
     A CPU engine computes on every processor, and the cluster's group outweighs what runs beside it:

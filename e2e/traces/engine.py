@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -61,7 +62,11 @@ class Engine:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._await_health()
+        try:
+            self._await_health()
+        except BaseException:
+            self._stop()
+            raise
         return self
 
     def __exit__(
@@ -70,15 +75,18 @@ class Engine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
         assert self._process is not None
         # Its engine cores are of the same session, and one of them may be stopped.
-        os.killpg(self._process.pid, signal.SIGCONT)
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGCONT)
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._process.wait()
 
     def signal_core(self, number: signal.Signals) -> None:
         """Send a signal to the engine core alone; the API server goes on."""
