@@ -120,7 +120,8 @@ def test_requests_that_outgrow_memory_are_preempted_or_wait_for_blocks(probed: P
         url = f"http://{pod['status']['podIP']}:8000"
         return Background(url, unrelated(prompt_tokens), output_tokens, clients)
 
-    with load(800, 32, clients=8):
+    # Four of 27 to 28 blocks fit, and a fifth would not be let in.
+    with load(850, 32, clients=8):
         wait_verdict(probed, "BlockBound")
         assert reason(probed.get(), "KVPressure") == ("True", "BlockBound")
     with load(600, 424, clients=6):
