@@ -59,6 +59,8 @@ SMALL: Json = {
 }
 
 
+MIXTURE: Json = {**SMALL, "model": {"name": "Qwen/Qwen3-30B-A3B"}}
+
 # Two KV heads over four ranks: each is kept twice, so that two ranks can share a sequence.
 FEW_KV_HEADS: Json = {
     **LARGE,
@@ -307,7 +309,7 @@ EFFECTS = [
         ("Disabled", "Enabled"),
         lambda s: "--enable-expert-parallel" in s.engine["args"],
         (False, True),
-        SMALL,
+        MIXTURE,
     ),
     # sequence
     Effect("sequence.maxTokens", (64, 96), arg("--max-model-len"), ("64", "96")),

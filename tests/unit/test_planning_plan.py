@@ -475,6 +475,15 @@ def test_devices_that_cannot_compute_with_the_weights_are_refused(
     assert (needs or "") in plan.spec_resolved.message
 
 
+def test_experts_of_a_dense_model_cannot_be_divided() -> None:
+    expert = {"expert": "Enabled", "tensor": 2}
+    plan = h100(parallelism=expert)
+    assert plan.spec_resolved.reason is Reason.UNSUPPORTED_BY_ENGINE
+    assert "spec.parallelism.expert" in plan.spec_resolved.message
+    plan = h100(parallelism=expert, model={"name": "Qwen/Qwen3-30B-A3B"})
+    assert plan.spec_resolved.status is Status.TRUE
+
+
 def test_more_devices_than_a_node_has_are_refused() -> None:
     plan = h100(parallelism={"tensor": 16})
     assert plan.spec_resolved.reason is Reason.UNSUPPORTED_BY_ENGINE

@@ -41,6 +41,12 @@ _INTERMEDIATE: Final = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_in
 _EXPERTS_PER_TOKEN: Final = (
     *("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k"),
 )
+_NEVER_A_MIXTURE: Final = frozenset(
+    (
+        *("llama", "mistral", "qwen2", "qwen3", "qwen3_5_text", "gemma", "gemma2", "gemma3_text"),
+        *("phi3", "olmo2", "olmo3", "cohere", "cohere2", "glm4", "exaone4", "seed_oss", "smollm3"),
+    )
+)
 _VOCAB: Final = ("vocab_size", "padded_vocab_size")
 _POSITIONS: Final = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
@@ -66,6 +72,7 @@ class ModelGeometry:
         head_dim: elements of a key of the layer whose keys are largest.
         intermediate: width of the MLP, or of all experts of one token; None when not given.
         experts_per_token: experts that a token passes through; 0 for dense models.
+        mixture: whether it may have experts; False for families that never do.
         dtype: number format of the checkpoint.
         draft: what the layers keep that draft tokens where the engine is told to use them (MTP).
         max_position_tokens: longest sequence that vLLM accepts for the model; None where it is not
@@ -103,6 +110,7 @@ class ModelGeometry:
     encoder: str | None = None
     encoder_tokens: int | None = None
     experts_per_token: int = 0
+    mixture: bool = True
 
     @property
     def layers(self) -> int:
@@ -171,6 +179,7 @@ def parse_config(text: str) -> ModelGeometry:
         encoder=encoder,
         encoder_tokens=config.optional("max_source_positions", most=MAX_TOKENS),
         experts_per_token=experts,
+        mixture=experts > 0 or model_type not in _NEVER_A_MIXTURE,
     )
 
 

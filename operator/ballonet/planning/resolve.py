@@ -9,6 +9,7 @@ from typing import Final
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.quantity import quantity_bytes
 from ballonet.api.v1alpha1 import (
+    ExpertParallel,
     InferencePoolSpec,
     KvCacheType,
     PrefixCaching,
@@ -123,6 +124,12 @@ def resolve(
     if geometry is not None:
         check_model_can(spec, _longest(geometry, version))
         _check_device_can(spec, device, arguments.quantization or geometry.quantization)
+        if spec.parallelism.expert is ExpertParallel.ENABLED and not geometry.mixture:
+            raise Unresolved(
+                Reason.UNSUPPORTED_BY_ENGINE,
+                "spec.parallelism.expert: Enabled needs a model with experts, and the engine would "
+                f"not start with {spec.model.name}: use Disabled",
+            )
         try:
             speculation = _speculation(arguments, catalog)
             layout = _cache_layout(geometry, replace(settings, speculation=speculation))
