@@ -94,7 +94,7 @@ def test_the_server_and_the_parser_have_the_same_defaults(api: Api, crd: None, n
 def test_every_default_is_written_into_the_stored_pool(api: Api, crd: None) -> None:
     stored = api.create(golden("minimal", "default"), dry_run=True)["spec"]
     assert stored["replicas"] == 1
-    assert stored["budget"] == {"safetyPercent": 90}
+    assert stored["budget"] == {"safetyPercent": 90, "pin": "None"}
     assert stored["rollout"] == {"drainSeconds": 60, "strategy": "RollingUpdate"}
     assert stored["topologies"][0]["roles"][0] == {
         "name": "planner",

@@ -124,14 +124,14 @@ UNRESOLVED: Final = {
         config(num_hidden_layers=None), "InvalidModelConfig", ("num_hidden_layers",)
     ),
     "absurd": Unresolved(
-        config(num_hidden_layers=2**63), "InvalidModelConfig", ("num_hidden_layers", str(2**63))
+        config(num_hidden_layers=2**63), "InvalidModelConfig", ("num_hidden_layers", f"{2**63:,}")
     ),
     "heads": Unresolved(
         a_gpu_pool()
         .set("model.config.inline", json.dumps({**CONFIG, "num_attention_heads": 6}))
         .set("parallelism.tensor", 4),
         "UnsupportedByEngine",
-        ("num_attention_heads: 6", "spec.parallelism.tensor to one of 1, 2, 6"),
+        ("spec.parallelism.tensor: 4", "6 attention heads", "set it to one of 1, 2, 6"),
     ),
     "owned-flag": Unresolved(
         a_pool().args("--max_num_seqs=9"), "FlagRefused", ("--max_num_seqs",), "Configured"
