@@ -203,3 +203,27 @@ async def test_a_pool_without_engines_says_so_and_rests(world: World, load: Load
         world.pass_time(60)
         await world.reconcile()
     assert world.cluster.writes == []
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        a_pool().planner_and_workers(5).ceiling(1024),
+        a_pool().set("engine.version", "9.9.9"),
+        a_pool().replicas(0),
+    ],
+    ids=["refused", "unresolved", "empty"],
+)
+async def test_a_pool_without_engines_is_not_written_to_as_time_passes(pool: Any) -> None:
+    world = World()
+    world.cluster.put(pool.build(NAMESPACE))
+    await world.settle()
+    before = len(world.cluster.writes)
+
+    for _ in range(4):
+        world.pass_time(PERIOD_SECONDS)
+        await world.reconcile()
+    world.restart_operator()
+    await world.reconcile()
+
+    assert world.cluster.writes[before:] == []
