@@ -45,6 +45,8 @@ def settled(
         pools.wait_for("Configured", "False", "Refused", "refused")
         pools.wait_for("SpecResolved", "False", "UnknownEngineVersion", "unknown")
         pools.wait_ready("empty")
+        # The first verdict comes when engines have been watched for a minute; it is news.
+        pools.wait_for("KVPressure", "False", "Healthy", "serving", timeout_seconds=120)
 
         def quiet() -> bool:
             mark = audit.mark()
