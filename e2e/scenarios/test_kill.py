@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(600)
 VOLATILE: Final = frozenset(
     {
         *("uid", "resourceVersion", "creationTimestamp", "managedFields", "selfLink"),
-        *("lastTransitionTime", "lastUpdateTime", "clusterIP", "clusterIPs", "namespace"),
+        *("lastTransitionTime", "lastUpdateTime", "since", "clusterIP", "clusterIPs", "namespace"),
         # A fingerprint over the owner's uid, among other things.
         "ballonet.io/hash",
         # ReplicaSets are named by a hash over the template; the Deployment speaks of them.
