@@ -13,15 +13,13 @@ from typing import Final
 import pytest
 
 from e2e.conftest import make_namespace
-from e2e.harness.live import THRESHOLDS, reason, wait_verdict
+from e2e.harness.live import THRESHOLDS
 from e2e.harness.operators import LocalOperator
 from e2e.harness.pool_client import PoolClient
 from e2e.harness.pools import PoolBuilder
 from e2e.harness.real_engine import a_sliding_pool, a_vllm_pool, prepare_claims, remove_volumes
 from e2e.harness.site import Site
-from e2e.load.background import Background
 from e2e.load.fanout import fan_out, planner_and_workers
-from e2e.load.prompts import unrelated
 
 pytestmark = pytest.mark.timeout(600)
 START_SECONDS: Final = 240
@@ -112,21 +110,6 @@ def test_blocks_of_all_sequences_add_up_while_some_are_preempted(probed: PoolCli
     probed.wait_for("SequencesObserved", "True", "Probed")
     _, preemptions = sums_under_fan_out(probed)
     assert preemptions > 0, "six sequences of 32 blocks do not fit 127"
-
-
-def test_requests_that_outgrow_memory_are_preempted_or_wait_for_blocks(probed: PoolClient) -> None:
-    def load(prompt_tokens: int, output_tokens: int, clients: int) -> Background:
-        (pod,) = probed.pods()
-        url = f"http://{pod['status']['podIP']}:8000"
-        return Background(url, unrelated(prompt_tokens), output_tokens, clients)
-
-    # Four of 27 to 28 blocks fit, and a fifth would not be let in.
-    with load(850, 32, clients=8):
-        wait_verdict(probed, "BlockBound")
-        assert reason(probed.get(), "KVPressure") == ("True", "BlockBound")
-    with load(600, 424, clients=6):
-        wait_verdict(probed, "Preempting")
-        assert reason(probed.get(), "KVPressure") == ("True", "Preempting")
 
 
 def test_blocks_add_up_on_a_model_with_sliding_windows_without_preemptions(
