@@ -32,7 +32,7 @@ from e2e.harness.site import Site
 from e2e.load.background import Background
 from e2e.load.prompts import Prompt, prefix_broken, prefix_first, unrelated
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(600)
 START_SECONDS: Final = 240
 CEILING: Final = 8192
 PREFIX_TOKENS: Final = 256
