@@ -16,7 +16,7 @@ from e2e.harness.api import Api, Json
 from e2e.harness.operators import LocalOperator
 from e2e.harness.poll import eventually
 from e2e.harness.pool_client import PoolClient
-from e2e.harness.pools import PoolBuilder, a_pool
+from e2e.harness.pools import PoolBuilder, a_pool, is_now
 
 # Twenty starts of the operator and as many of a pod.
 pytestmark = pytest.mark.timeout(600)
@@ -91,7 +91,10 @@ def is_gone(pools: PoolClient) -> bool:
 
 
 def is_measured(pools: PoolClient) -> bool:
-    return "measured" in pools.get().get("status", {}).get("budget", {})
+    """Whether the pool has come as far as `wait_measured` waits for: a write may still be to come."""
+    pool = pools.get()
+    ready = is_now(pool, "Ready", "True") and is_now(pool, "MetricsAvailable", "True")
+    return ready and "measured" in pool["status"].get("budget", {})
 
 
 def test_killed_before_and_after_every_write_the_result_is_the_same(
