@@ -91,7 +91,7 @@ def is_gone(pools: PoolClient) -> bool:
 
 
 def is_measured(pools: PoolClient) -> bool:
-    """Whether the pool has come as far as `wait_measured` waits for: a write may still be to come."""
+    """Whether the pool has come as far as `wait_measured` waits for."""
     pool = pools.get()
     ready = is_now(pool, "Ready", "True") and is_now(pool, "MetricsAvailable", "True")
     return ready and "measured" in pool["status"].get("budget", {})
