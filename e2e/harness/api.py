@@ -18,9 +18,7 @@ import yaml
 
 Json = dict[str, Any]
 TIMEOUT_SECONDS: Final = 30.0
-SYSTEM_AUTHORITIES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 MERGE_PATCH: Final = "application/merge-patch+json"
-JSON_PATCH: Final = "application/json-patch+json"
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 
 

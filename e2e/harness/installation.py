@@ -9,7 +9,7 @@ from typing import Final
 
 import yaml
 
-from e2e.harness.api import CRD, NAMESPACE, Api, ApiError, Json, resource_of
+from e2e.harness.api import CRD, NAMESPACE, Api, ApiError, Json
 from e2e.harness.poll import eventually
 
 REPOSITORY: Final = Path(__file__).parents[2]
@@ -20,7 +20,6 @@ SYSTEM_NAMESPACE: Final = "ballonet-system"
 OPERATOR_IMAGE: Final = "localhost/ballonet/operator:dev"
 ACCOUNT: Final = "ballonet-operator"
 OPERATOR_USER: Final = f"system:serviceaccount:{SYSTEM_NAMESPACE}:{ACCOUNT}"
-POOL_CRD: Final = "inferencepools.ballonet.io"
 
 
 def documents(path: Path) -> Iterator[Json]:
@@ -85,10 +84,3 @@ def operator_deployment(env: dict[str, str] | None = None) -> Json:
     variables = container.setdefault("env", [])
     variables.extend({"name": name, "value": value} for name, value in (env or {}).items())
     return deployment
-
-
-def uninstall(api: Api, definitions: list[Json]) -> None:
-    """Delete the given objects in reverse order."""
-    for obj in reversed(definitions):
-        meta = obj["metadata"]
-        api.delete(resource_of(obj), meta.get("namespace"), meta["name"])

@@ -18,7 +18,6 @@ MODEL_CONFIG: Final = Path(__file__).parent.parent / "model" / "config.json"
 KV_MEMORY: Final = "8Mi"
 BLOCKS: Final = 128
 BLOCK_TOKENS: Final = 32
-BUDGET_BLOCKS: Final = 114
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import urllib.error
@@ -10,7 +9,6 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
-from urllib.parse import urlencode
 
 import yaml
 
@@ -95,22 +93,6 @@ class Prometheus:
             self._process.terminate()
             self._process.wait(READY_SECONDS)
             self._process = None
-
-    def query(self, expression: str) -> list[Json]:
-        """Return the result of an instant query: series with `metric` and `value`."""
-        with urllib.request.urlopen(
-            f"{self.url}/api/v1/query?{urlencode({'query': expression})}", timeout=10
-        ) as answer:
-            result: list[Json] = json.load(answer)["data"]["result"]
-        return result
-
-    def wait_for_pod(self, pod: str) -> None:
-        """Wait until the pod's engine has been scraped."""
-        eventually(
-            lambda: self.query(f'vllm:cache_config_info{{pod="{pod}"}}'),
-            f"Prometheus has scraped {pod}",
-            timeout_seconds=60,
-        )
 
     def _is_ready(self) -> bool:
         if self._process is None or self._process.poll() is not None:
