@@ -19,7 +19,7 @@ from ballonet.api.v1alpha1 import InferencePoolSpec, Pin, WhenUnfit
 from ballonet.cluster.port import Json
 from ballonet.diagnosis.diagnose import Courses, Diagnosis, diagnose, no_verdict
 from ballonet.diagnosis.facts import facts_of
-from ballonet.diagnosis.levers import advise
+from ballonet.diagnosis.levers import Advice, advise
 from ballonet.engines.vllm_written import gives_kv_memory
 from ballonet.planning.measured import Verification, verify
 from ballonet.planning.plan import Plan
@@ -58,6 +58,7 @@ class Decision:
     """
 
     findings: dict[ConditionType, Finding]
+    said: Said
     plan: Plan | None = None
     record: AppliedRecord | None = None
     verification: Verification | None = None
@@ -68,7 +69,6 @@ class Decision:
     deletes: tuple[Json, ...] = ()
     settle_seconds: float = 0.0
     replaces_pods: bool = False
-    said: Said = live.NOTHING_SAID
     courses: Courses = field(default_factory=dict)
 
     def conditions(self) -> dict[ConditionType, Finding]:
@@ -114,12 +114,15 @@ def decide(
     if observed.spec is not None:
         plan = planner(pool["spec"], config_text, True, receipts)
     findings = _planned_findings(observed, plan)
+    nothing_said = live.told(pool, live.NO_ENGINE)
     remedies = plan.remedies if plan is not None else ()
     taken = _obstacle(observed)
     if taken is not None:
         findings[ConditionType.CONFIGURED] = refusal or taken
-        findings.update(_no_pods("no pods run: " + taken.message))
-        return Decision(findings, plan, remedies=remedies, deletes=_left_overs(observed))
+        findings.update(_no_pods("no pods run: " + taken.message, nothing_said))
+        return Decision(
+            findings, nothing_said, plan, remedies=remedies, deletes=_left_overs(observed)
+        )
     own = observed.deployment.own
     if refusal is None:
         rollout = _rollout(observed, plan, stored, planner, settle_seconds)
@@ -128,13 +131,15 @@ def decide(
     findings[ConditionType.CONFIGURED] = rollout.configured
     record = rollout.record
     if record is None:
-        findings.update(_no_pods("no pods are started: " + rollout.configured.message))
-        return Decision(findings, plan, remedies=remedies)
-    diagnosis, said = live.NO_ENGINE, live.NOTHING_SAID
+        findings.update(
+            _no_pods("no pods are started: " + rollout.configured.message, nothing_said)
+        )
+        return Decision(findings, nothing_said, plan, remedies=remedies)
+    diagnosis, said = live.NO_ENGINE, nothing_said
     applies = _desired(observed, record, installation)
     replaces_pods = stored is not None and stored.template != record.template
     if own is None:
-        findings.update(_no_pods("pods are being started"))
+        findings.update(_no_pods("pods are being started", nothing_said))
         findings[ConditionType.AVAILABLE] = Finding(
             Status.FALSE, Reason.STARTING, "pods are being started"
         )
@@ -160,6 +165,7 @@ def decide(
         findings.update(said.conditions())
     return Decision(
         findings | _sequences_observed(observed, record),
+        said,
         plan,
         record,
         verification,
@@ -169,12 +175,11 @@ def decide(
         deletes=_no_longer_loaded(observed, record),
         settle_seconds=rollout.settle_seconds,
         replaces_pods=replaces_pods,
-        said=said,
         courses=diagnosis.courses,
     )
 
 
-def broken(error: Exception) -> Decision:
+def broken(pool: Json, error: Exception) -> Decision:
     """Return what is said when the operator itself fails on a pool: nothing is written but that."""
     finding = Finding(
         Status.UNKNOWN,
@@ -182,8 +187,8 @@ def broken(error: Exception) -> Decision:
         f"the operator met an error of its own ({type(error).__name__}); its log says more, and "
         "nothing that runs is changed",
     )
-    said = Said.of(no_verdict("the operator met an error of its own"))
-    return Decision(dict.fromkeys(FINDING_TYPES, finding), said=said)
+    said = live.told(pool, no_verdict("the operator met an error of its own"))
+    return Decision(dict.fromkeys(FINDING_TYPES, finding), said)
 
 
 _NO_ENGINE: Final = Finding(
@@ -210,12 +215,12 @@ def _planned_findings(observed: Observed, plan: Plan | None) -> dict[ConditionTy
     }
 
 
-def _no_pods(message: str) -> dict[ConditionType, Finding]:
+def _no_pods(message: str, said: Said) -> dict[ConditionType, Finding]:
     return {
         ConditionType.AVAILABLE: Finding(Status.FALSE, Reason.NOT_STARTED, message),
         ConditionType.METRICS_AVAILABLE: _NO_ENGINE,
         ConditionType.BUDGET_VERIFIED: _NO_REPORT,
-        **live.NOTHING_SAID.conditions(),
+        **said.conditions(),
     }
 
 
@@ -536,14 +541,10 @@ def _said(
     remedies: Sequence[Remedy],
     planner: Planner,
 ) -> Said:
-    """Return the verdict as it is to stand in the status: as it came, until another comes."""
-    before = live.kept(observed.pool, diagnosis.verdict, diagnosis.evidence)
-    if before is not None:
-        return before
-    raw = observed.pool["spec"]
+    """Return the verdict as it is to stand in the status, with what helps against it today."""
 
     def fits(patch: Json) -> bool:
-        changed = apply_merge_patch({"spec": raw}, patch)["spec"]
+        changed = apply_merge_patch({"spec": observed.pool["spec"]}, patch)["spec"]
         found = planner(changed, observed.config_text, False, observed.receipts)
         return (
             found is not None
@@ -552,10 +553,12 @@ def _said(
             and found.topology_fits.status is not Status.FALSE
         )
 
-    lever = None
-    if plan is not None:
-        lever = advise(diagnosis.verdict, plan, fits=fits, remedies=remedies)
-    return Said.of(diagnosis, lever)
+    def lever() -> Advice | None:
+        if plan is None:
+            return None
+        return advise(diagnosis.verdict, plan, fits=fits, remedies=remedies)
+
+    return live.told(observed.pool, diagnosis, lever)
 
 
 def _measured_remedies(

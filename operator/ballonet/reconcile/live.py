@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -62,7 +62,6 @@ class Said:
 _WORDS: Final = {str(reason): reason for reason in Reason}
 _PROGRESS: Final = "engines that have work make progress"
 NO_ENGINE: Final = no_verdict("no engine serves, so there is nothing to judge by")
-NOTHING_SAID: Final = Said.of(NO_ENGINE)
 
 
 def said_before(pool: Json) -> Said | None:
@@ -91,13 +90,21 @@ def courses_of(said: Said | None) -> Courses:
     return resumed(said.evidence) if said is not None else {}
 
 
-def kept(pool: Json, verdict: Reason, evidence: Sequence[Evidence]) -> Said | None:
-    """Return what the pool says already, where that stands: numbers alone change nothing.
+def told(
+    pool: Json, diagnosis: Diagnosis, lever: Callable[[], Advice | None] = lambda: None
+) -> Said:
+    """Return what the pool is to say: what it says already where that stands, else the diagnosis.
 
-    Why there is no verdict is no number.
+    Numbers alone change nothing; why there is no verdict is no number.
+
+    Args:
+        pool: as it is now, with its status.
+        diagnosis: of this pass.
+        lever: what helps against it; asked only where the verdict is news.
     """
-    said = said_before(pool)
-    if said is None or said.verdict is not verdict or not said.evidence:
-        return None
-    same = verdict is not Reason.NO_VERDICT or said.evidence == tuple(evidence)
-    return said if same else None
+    before = said_before(pool)
+    if before is not None and before.evidence and before.verdict is diagnosis.verdict:
+        stands = before.verdict is not Reason.NO_VERDICT
+        if stands or before.evidence == Said.of(diagnosis).evidence:
+            return before
+    return Said.of(diagnosis, lever())

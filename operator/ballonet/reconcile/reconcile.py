@@ -196,7 +196,7 @@ class Reconciler:
             decision = decide_now()
         except Exception as fault:
             # A fault of ours on one pool must show there and not take the others along.
-            await self._write_status(pool, broken(fault), own)
+            await self._write_status(pool, broken(pool, fault), own)
             raise
         try:
             refusal, error = await self._apply(observed, decision, memory)

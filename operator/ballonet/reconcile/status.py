@@ -33,7 +33,7 @@ from ballonet.api.v1alpha1 import OffloadMode
 from ballonet.cluster.port import Json
 from ballonet.reconcile.children import selector
 from ballonet.reconcile.decide import Decision
-from ballonet.reconcile.live import Said, kept
+from ballonet.reconcile.live import Said
 from ballonet.reconcile.record import AppliedRecord
 
 _OWN_TYPES: Final = frozenset(str(kind) for kind in ConditionType)
@@ -63,7 +63,7 @@ def build(
         topology=_topology(decision),
         remedies=_remedies(decision, generation),
         engine=_engine(record),
-        diagnosis=_diagnosis(pool, decision.said, generation, now),
+        diagnosis=_diagnosis(decision.said, generation, now),
     )
     return _within_bounds(status.model_dump(mode="json", by_alias=True, exclude_none=True))
 
@@ -212,14 +212,12 @@ def _remedies(decision: Decision, generation: int) -> list[RemedyStatus]:
     return remedies[:MAX_REMEDIES]
 
 
-def _diagnosis(pool: Json, said: Said, generation: int, now: datetime) -> DiagnosisStatus:
-    # Also what is said anew at each pass, as of a pool without engines, came only once.
-    before = kept(pool, said.verdict, said.evidence)
+def _diagnosis(said: Said, generation: int, now: datetime) -> DiagnosisStatus:
     lever = said.lever
     patch = None if lever is None or lever.patch is None else _patch(lever.patch)
     return DiagnosisStatus(
         verdict=said.verdict,
-        since=(before and before.since) or timestamp(now),
+        since=said.since or timestamp(now),
         evidence=[
             EvidenceStatus(name=e.name, message=cut(e.text, MAX_DESCRIPTION_CHARACTERS))
             for e in said.evidence[:MAX_EVIDENCE]
