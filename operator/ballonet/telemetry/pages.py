@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+import re
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import aiohttp
@@ -16,10 +15,16 @@ from ballonet.telemetry.reading import InvalidPageError, Page, Series
 # Some lines for each engine in a pod, the longest with the labels of its cache: to parse more would
 # only keep the event loop busy.
 MAX_LINES: Final = 2048
-# Pods that are asked at once.
-AT_ONCE: Final = 16
 MAX_LINE_CHARACTERS: Final = 8192
 MAX_CHARACTERS: Final = 512 * 1024
+# The lines that engines write: labels without escapes, a number, no timestamp.
+_LABEL: Final = r'(?!__)[a-zA-Z_][a-zA-Z0-9_]*="[^"\\]*"'
+_PLAIN: Final = re.compile(
+    r"([a-zA-Z_:][a-zA-Z0-9_:]*)"
+    rf"(?:\{{((?:{_LABEL}(?:,{_LABEL})*)?)\}})?"
+    r" ([0-9]{1,15}(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
+)
+_PAIR: Final = re.compile(r'([^=,]+)="([^"]*)"')
 
 
 class UnreachableError(Exception):
@@ -27,11 +32,12 @@ class UnreachableError(Exception):
 
 
 class PodClient:
-    """Asks pods over HTTP: no redirects, no proxies, and answers bounded in bytes and seconds."""
+    """Asks pods over HTTP: no redirects, no proxies, and answers bounded in bytes.
 
-    def __init__(self, timeout_seconds: float) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._turns = asyncio.Semaphore(AT_ONCE)
+    How long an answer may take, and how many pods are asked at once, is up to the caller.
+    """
+
+    def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -40,45 +46,30 @@ class PodClient:
             await self._session.close()
             self._session = None
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn; what is asked of a pod in it is bounded in seconds all together.
-
-        Raises:
-            UnreachableError: in place of whatever went wrong on the way; the message says what.
-        """
-        async with self._turns:
-            try:
-                async with asyncio.timeout(self._timeout_seconds):
-                    yield
-            except TimeoutError:
-                raise UnreachableError(f"no answer within {self._timeout_seconds:g} s") from None
-            except (aiohttp.ClientError, OSError) as error:
-                raise UnreachableError(str(error) or type(error).__name__) from error
-
     async def get(
         self, target: PodTarget, path: str, limit_bytes: int, *, port: int | None = None
     ) -> str:
         """Return the text at a path of a pod; by default at its engine's port.
 
         Raises:
-            UnreachableError, aiohttp.ClientError, OSError, TimeoutError: there is no usable answer.
+            UnreachableError: there is no usable answer.
             InvalidPageError: it is longer than the limit.
         """
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 # Pods come and go: a kept connection would only find out that its pod is gone.
-                connector=aiohttp.TCPConnector(force_close=True),
+                # No bound here: pods that hang would hold all there are.
+                connector=aiohttp.TCPConnector(force_close=True, limit=0),
                 # A compressed page could unfold to any size.
                 headers={"Accept-Encoding": "identity"},
                 auto_decompress=False,
                 trust_env=False,
-                # Of two requests to a pod the second may outlive the pass that failed on the first.
-                timeout=aiohttp.ClientTimeout(total=self._timeout_seconds),
+                timeout=aiohttp.ClientTimeout(total=None),
             )
         host = f"[{target.ip}]" if ":" in target.ip else target.ip
         url = f"http://{host}:{port or target.port}{path}"
-        content = b""
+        # Of a page in many small parts none is copied anew for each that follows.
+        content = bytearray()
         try:
             async with self._session.get(url, allow_redirects=False) as response:
                 if response.status != 200:
@@ -90,6 +81,8 @@ class PodClient:
         except aiohttp.ClientResponseError:
             # Its words hold what was sent instead.
             raise UnreachableError(f"{path} was not answered in HTTP") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise UnreachableError(str(error) or type(error).__name__) from error
         return content.decode("utf-8", errors="replace")
 
 
@@ -99,21 +92,55 @@ def series_of(page: str, wanted: Iterable[str]) -> Page:
     Raises:
         InvalidPageError: the page does not parse, or has more lines of them than any engine.
     """
-    # Names end where labels or the value begin: "waiting" is no beginning of "waiting_by_reason".
-    beginnings = tuple(name + end for name in wanted for end in "{ ")
+    names = frozenset(wanted)
     # Parsing a whole page costs milliseconds a pod; some series are wanted out of hundreds.
-    lines = [line for line in page.splitlines() if line.startswith(beginnings)]
+    lines = [
+        line
+        for line in page.splitlines()
+        if (name := line.partition("{")[0].partition(" ")[0]) in names and name != line
+    ]
     if len(lines) > MAX_LINES:
         raise InvalidPageError(f"/metrics has more than {MAX_LINES} lines of the series read")
     lengths = [len(line) for line in lines]
     if max(lengths, default=0) > MAX_LINE_CHARACTERS or sum(lengths) > MAX_CHARACTERS:
         raise InvalidPageError("/metrics has longer lines than any engine")
     series: dict[str, list[Series]] = {}
+    for name, one in _plain(lines) or _parsed(lines):
+        series.setdefault(name, []).append(one)
+    return series
+
+
+def _plain(lines: Sequence[str]) -> list[tuple[str, Series]] | None:
+    """Return what plain lines say, as the library's parser reads them in ten times as long.
+
+    None where one of them is not plain, or not right.
+    """
+    samples: list[tuple[str, Series]] = []
+    for line in lines:
+        match = _PLAIN.fullmatch(line)
+        if match is None:
+            return None
+        name, text, value = match.groups()
+        pairs = _PAIR.findall(text or "")
+        labels = dict(pairs)
+        if len(labels) < len(pairs):
+            return None
+        samples.append((name, (labels, float(value))))
+    return samples
+
+
+def _parsed(lines: Sequence[str]) -> list[tuple[str, Series]]:
+    """Return what lines say in all of the format.
+
+    Raises:
+        InvalidPageError: they do not parse.
+    """
     try:
-        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-            for one in family.samples:
-                series.setdefault(one.name, []).append((one.labels, one.value))
+        return [
+            (one.name, (one.labels, one.value))
+            for family in text_string_to_metric_families("\n".join(lines) + "\n")
+            for one in family.samples
+        ]
     except ValueError:
         # The parser's words hold the line, whose numbers are others the next time.
         raise InvalidPageError("/metrics does not parse") from None
-    return series

@@ -15,6 +15,7 @@ from ballonet.diagnosis.observation import Sequences
 from ballonet.telemetry.pages import PodClient, UnreachableError, series_of
 from ballonet.telemetry.port import EngineSample, PodTarget, ProbeSilence, ScrapeFailure
 from ballonet.telemetry.reading import InvalidPageError, Page, counted_value, sums_by
+from ballonet.telemetry.tries import Tries
 
 TIMEOUT_SECONDS: Final = 3.0
 # A page with 256 sequences and 64 roles has a third of this.
@@ -46,10 +47,16 @@ class ProbeReader:
     """Adds what probes say to samples of the engines that load them."""
 
     def __init__(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        self._pods = PodClient(timeout_seconds)
+        self._pods = PodClient()
+        self._tries: Tries[Sequences | ProbeSilence] = Tries(
+            self._ask,
+            lambda _: _absent(f"no answer within {timeout_seconds:g} s"),
+            timeout_seconds=timeout_seconds,
+        )
 
     async def close(self) -> None:
         """Close all connections."""
+        await self._tries.close()
         await self._pods.close()
 
     async def join(
@@ -61,27 +68,30 @@ class ProbeReader:
     async def _joined(self, reading: EngineSample | ScrapeFailure) -> EngineSample | ScrapeFailure:
         if isinstance(reading, ScrapeFailure) or not reading.target.probe_ports:
             return reading
-        said = await self._ask(reading.target)
+        said = await self._tries.newest(reading.target)
         if isinstance(said, ProbeSilence):
             return replace(reading, silence=said)
         return replace(reading, observation=replace(reading.observation, sequences=said))
 
     async def _ask(self, target: PodTarget) -> Sequences | ProbeSilence:
         try:
-            async with self._pods.turn():
-                pages = await asyncio.gather(
-                    *(
-                        self._pods.get(target, "/metrics", MAX_PAGE_BYTES, port=port)
-                        for port in target.probe_ports
-                    )
-                )
-            return read_probes(pages)
+            # One after the other: a pod that hangs takes one connection.
+            return read_probes(
+                [
+                    await self._pods.get(target, "/metrics", MAX_PAGE_BYTES, port=port)
+                    for port in target.probe_ports
+                ]
+            )
         except UnreachableError as error:
-            return ProbeSilence(Reason.PROBE_ABSENT, f"the probe cannot be read: {error}")
+            return _absent(str(error))
         except ProbeOffError as error:
             return ProbeSilence(Reason.PROBE_OFF, f"the probe is off: {error}")
         except InvalidPageError as error:
             return ProbeSilence(Reason.INVALID_METRICS, f"the probe: {error}")
+
+
+def _absent(cause: str) -> ProbeSilence:
+    return ProbeSilence(Reason.PROBE_ABSENT, f"the probe cannot be read: {cause}")
 
 
 def read_probes(pages: Sequence[str]) -> Sequences:

@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-import aiohttp
-
 from ballonet.api.conditions import Reason
 from ballonet.engines.vllm_metrics import METRICS
 from ballonet.telemetry.pages import PodClient, UnreachableError, series_of
 from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
 from ballonet.telemetry.reading import InvalidPageError, Reading, read_engine
+from ballonet.telemetry.tries import QUICK_SECONDS, Tries
 
 TIMEOUT_SECONDS: Final = 5.0
 MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
@@ -25,7 +24,7 @@ class DirectScrape:
     """Reads engine pods by asking each over HTTP.
 
     Only the given targets are asked: redirects and proxies are not followed. Answers are bounded in
-    bytes and each pod in seconds, and at most 16 pods are asked at once.
+    bytes and in seconds, and pods that hang hold up no others.
     """
 
     def __init__(
@@ -33,25 +32,35 @@ class DirectScrape:
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         timeout_seconds: float = TIMEOUT_SECONDS,
+        quick_seconds: float = QUICK_SECONDS,
     ) -> None:
         self._now = now
-        self._pods = PodClient(timeout_seconds)
+        self._pods = PodClient()
+        self._tries: Tries[EngineSample | ScrapeFailure] = Tries(
+            self._ask,
+            lambda target: ScrapeFailure(
+                target, Reason.UNREACHABLE, f"no answer within {timeout_seconds:g} s"
+            ),
+            timeout_seconds=timeout_seconds,
+            quick_seconds=quick_seconds,
+        )
 
     async def close(self) -> None:
         """Close all connections."""
+        await self._tries.close()
         await self._pods.close()
 
     async def read(self, targets: Sequence[PodTarget]) -> list[EngineSample | ScrapeFailure]:
-        """Return one outcome for each target, in their order."""
-        return await asyncio.gather(*(self._read_one(target) for target in targets))
+        """Return the newest outcome for each target, in their order."""
+        return await asyncio.gather(*(self._tries.newest(target) for target in targets))
 
-    async def _read_one(self, target: PodTarget) -> EngineSample | ScrapeFailure:
+    async def _ask(self, target: PodTarget) -> EngineSample | ScrapeFailure:
         try:
-            async with self._pods.turn():
-                page, version = await asyncio.gather(
-                    self._pods.get(target, "/metrics", MAX_PAGE_BYTES), self._version(target)
-                )
-            reading = read_page(page, self._now())
+            reading = read_page(
+                await self._pods.get(target, "/metrics", MAX_PAGE_BYTES), self._now()
+            )
+            # One after the other: a pod that hangs takes one connection.
+            version = await self._version(target)
         except UnreachableError as error:
             return ScrapeFailure(target, Reason.UNREACHABLE, str(error))
         except InvalidPageError as error:
@@ -62,10 +71,8 @@ class DirectScrape:
         """Return what the engine calls itself; None where it does not say so."""
         try:
             answer = json.loads(await self._pods.get(target, "/version", MAX_VERSION_BYTES))
-        except (UnreachableError, InvalidPageError, aiohttp.ClientError, OSError):
-            return None
         # RecursionError: brackets in brackets.
-        except (ValueError, RecursionError):
+        except (UnreachableError, InvalidPageError, ValueError, RecursionError):
             return None
         version = answer.get("version") if isinstance(answer, dict) else None
         return version[:64] if isinstance(version, str) else None
