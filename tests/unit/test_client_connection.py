@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ballonet.cluster import connection
-from ballonet.cluster.connection import Connection, connect, own_namespace
+from ballonet.cluster.connection import Connection, connect, context_namespace, own_namespace
 
 KUBECONFIG = """
 apiVersion: v1
@@ -58,9 +58,40 @@ async def test_without_either_the_message_says_what_to_do(
     monkeypatch.setattr(
         "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(outside / "absent")
     )
-    with pytest.raises(RuntimeError, match="run in a pod with a ServiceAccount or set KUBECONFIG"):
+    with pytest.raises(RuntimeError) as caught:
         await connect()
+    assert str(caught.value) == (
+        f"cannot tell how to reach the API server: there is no kubeconfig at {outside / 'absent'}; "
+        "run in a pod with a ServiceAccount or set KUBECONFIG"
+    )
     assert own_namespace() is None
+
+
+@pytest.mark.parametrize("text", ["", "words", "a: [", "- 1", "users: 3", "contexts: [{}]", "\0"])
+async def test_a_damaged_kubeconfig_is_named(
+    outside: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    damaged = outside / "config"
+    damaged.write_text(text)
+    monkeypatch.setattr(
+        "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(damaged)
+    )
+    with pytest.raises(RuntimeError, match=f"{damaged}|Invalid kube-config file"):
+        await connect()
+    assert context_namespace() == "default"
+
+
+async def test_no_token_of_a_kubeconfig_gets_into_a_message(
+    outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = outside / "config"
+    config.write_text(KUBECONFIG.replace("user: {token: inline}", "usr: {token: hunter2}"))
+    monkeypatch.setattr(
+        "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(config)
+    )
+    with pytest.raises(RuntimeError, match="Expected key user in") as caught:
+        await connect("two")
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

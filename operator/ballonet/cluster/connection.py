@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import ssl
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
 
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+# The client library reads a kubeconfig without a look at its shape.
+_UNREADABLE: Final = (
+    config.ConfigException,
+    OSError,
+    yaml.YAMLError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+# It also warns of a missing file, which the error says already, and once more for each try.
+logging.getLogger(config.kube_config.__name__).setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)
@@ -60,10 +74,10 @@ async def connect(context: str | None = None) -> Connection:
     load: Any = config.load_kube_config
     try:
         await load(context=context, client_configuration=configuration)
-    except (config.ConfigException, OSError) as error:
+    except _UNREADABLE as error:
         raise RuntimeError(
-            f"cannot tell how to reach the API server: {error}; run in a pod with a ServiceAccount "
-            "or set KUBECONFIG"
+            f"cannot tell how to reach the API server: {_fault(error)}; run in a pod with a "
+            "ServiceAccount or set KUBECONFIG"
         ) from error
     return _from_configuration(configuration)
 
@@ -81,7 +95,7 @@ def context_namespace(context: str | None = None) -> str:
     listed: Any = config.kube_config.list_kube_config_contexts
     try:
         contexts, current = listed()
-    except (config.ConfigException, OSError):
+    except _UNREADABLE:
         return "default"
     named = next((c for c in contexts if c["name"] == context), current)
     return named.get("context", {}).get("namespace") or "default"
@@ -89,6 +103,16 @@ def context_namespace(context: str | None = None) -> str:
 
 def _in_cluster() -> bool:
     return "KUBERNETES_SERVICE_HOST" in os.environ and (_ACCOUNT / "token").is_file()
+
+
+def _fault(error: Exception) -> str:
+    """Return what is wrong with the kubeconfig, without a token that may stand in it."""
+    places = config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION
+    if not any(Path(place).expanduser().is_file() for place in places.split(os.pathsep)):
+        return f"there is no kubeconfig at {places}"
+    if isinstance(error, config.ConfigException | OSError):
+        return str(error).partition("/{")[0]  # the library names an entry by all that it holds
+    return f"{places} is no kubeconfig"
 
 
 def _from_service_account() -> Connection:
