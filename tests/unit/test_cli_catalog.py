@@ -120,11 +120,18 @@ def test_the_entries_of_the_page_can_be_used(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "catalog-entries.md").read_text()
     blocks = re.findall(r"(?s)```yaml\n(.*?)```", page)
     assert len(blocks) == 2
+    said = []
     for number, block in enumerate(blocks):
         file = tmp_path / f"{number}.yaml"
         file.write_text(block)
-        run("validate", str(file))
-    assert run("validate", str(tmp_path / "0.yaml")).partition(": ")[2].strip() in page
+        said.append(run("validate", str(file)).partition(": ")[2].strip())
+    assert said[0] in page
+    assert said[1] == "13.0 added"
+
+
+def test_a_file_without_entries_is_said_to_change_nothing(own: str) -> None:
+    Path(own).write_text("models: []\n")
+    assert run("validate", own) == f"{own}: nothing new\n"
 
 
 def test_a_file_of_replacements_says_what_it_replaces(own: str) -> None:

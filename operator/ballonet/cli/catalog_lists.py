@@ -177,11 +177,16 @@ def _engine_row(version: str, can: Iterable[Ability], new: Iterable[Ability]) ->
 
 def changes(before: Catalog, after: Catalog) -> str:
     """Return in words which entries a file added to a catalog, and which it replaced."""
-    new = [
-        one.name
-        for old, now in ((before.accelerators, after.accelerators), (before.models, after.models))
-        for one in now
-        if one not in old
-    ]
-    replaced = {name for name in new if before.accelerator(name) or before.model(name)}
-    return ", ".join(f"{name} replaced" if name in replaced else f"{name} added" for name in new)
+    pairs = (
+        (before.architectures.values(), after.architectures.values()),
+        (before.accelerators, after.accelerators),
+        (before.models, after.models),
+    )
+    new = [one.name for old, now in pairs for one in now if one not in old]
+    replaced = {
+        name
+        for name in new
+        if name in before.architectures or before.accelerator(name) or before.model(name)
+    }
+    words = [f"{name} replaced" if name in replaced else f"{name} added" for name in new]
+    return ", ".join(words) or "nothing new"
