@@ -287,6 +287,75 @@ async def test_numbers_that_somebody_wrote_into_receipts_keep_no_pass_from_its_e
     assert world.condition("Ready") == ("True", "Serving")
 
 
+def written_by_somebody(world: World, lines: list[Json]) -> None:
+    def edit(found: Json) -> None:
+        found["data"]["receipts.jsonl"] = "".join(f"{json.dumps(one)}\n" for one in lines)
+
+    world.cluster.edit(Kind.CONFIG_MAP, NAMESPACE, NAME, edit)
+    world.pass_time(61)
+
+
+async def test_a_boot_stays_counted_however_many_receipts_are_newer(world: World) -> None:
+    await started(world)
+    (line,) = receipts(world)
+    newer = [
+        {**line, "maxModelTokens": tokens, "lastBoot": "2027-01-01T00:00:00Z", "marks": ["x"]}
+        for tokens in range(1, 40)
+    ]
+    written_by_somebody(world, [line, *newer])
+    await world.settle()
+    world.cluster.writes.clear()
+    world.pass_time(61)
+    await world.settle()
+    assert world.cluster.writes == []
+    assert [receipt["boots"] for receipt in receipts(world)] == [1] * 40
+
+
+async def test_a_boot_for_which_there_is_no_room_is_not_written_again_and_again(
+    world: World,
+) -> None:
+    await started(world)
+    (line,) = receipts(world)
+    later = {**line, "lastBoot": "9999-01-01T00:00:00Z", "device": "d" * 253}
+    written_by_somebody(world, [{**later, "configuration": f"{n:016x}"} for n in range(400)])
+    await world.settle()
+    world.cluster.writes.clear()
+    for _ in range(3):
+        world.pass_time(61)
+        await world.settle()
+    assert world.cluster.writes == []
+
+
+async def test_receipts_that_were_deleted_do_not_come_back(world: World) -> None:
+    await started(world)
+    world.cluster.remove(Kind.CONFIG_MAP, NAMESPACE, NAME)
+    world.restart_containers()
+    world.engines.report = EngineReport(blocks=BLOCKS - 10, block_tokens=16)
+    await world.settle()
+    (receipt,) = receipts(world)
+    assert (receipt["boots"], receipt["highBlocks"]) == (1, BLOCKS - 10)
+
+
+async def test_boots_that_another_operator_counts_meanwhile_are_kept(world: World) -> None:
+    await started(world)
+    (line,) = receipts(world)
+    other = {**line, "device": "other"}
+    world.cluster.edit(
+        Kind.CONFIG_MAP,
+        NAMESPACE,
+        NAME,
+        lambda found: found["data"].update(
+            {"receipts.jsonl": "".join(f"{json.dumps(one)}\n" for one in (line, other))}
+        ),
+    )
+    world.restart_containers()
+    await world.settle()
+    assert {receipt["device"]: receipt["boots"] for receipt in receipts(world)} == {
+        line["device"]: 2,
+        "other": 1,
+    }
+
+
 # --- pin ------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,8 @@ MARGIN_PERCENT: Final = 1
 KEY: Final = "receipts.jsonl"
 # All receipts of a namespace; an object of the API server takes 1 MiB.
 MAX_BYTES: Final = 256 * 1024
+# The shortest takes more than 256 of them. Lines beyond are somebody's that are none.
+MAX_LINES: Final = MAX_BYTES // 256
 # Boots of a receipt that are known one by one, so that none is counted twice.
 MAX_MARKS: Final = 16
 # As status takes them; whoever may edit a ConfigMap may write any number.
@@ -232,7 +234,8 @@ class Receipts:
         """Return receipts with those of one key as one; ``boots`` says of how many boots that is.
 
         They take at most MAX_BYTES as text: then the oldest of the configuration that has most is
-        left out, so that one whose limits change all the time does not drive out the others.
+        left out, so that one whose limits change all the time does not drive out the others. Where
+        several have most it is the oldest of them all.
         """
         by_key: dict[tuple[Any, ...], Receipt] = {}
         for receipt in receipts:
@@ -252,7 +255,10 @@ class Receipts:
 
     def counts(self, configuration: str, mark: str) -> bool:
         """Return whether a boot of a configuration is counted already."""
-        return any(receipt.counts(mark) for receipt in self.of(configuration))
+        # Also by those that plans do not look at: a boot must not become new when others come.
+        return any(
+            receipt.configuration == configuration and receipt.counts(mark) for receipt in self.all
+        )
 
     def with_boot(self, boot: Boot) -> Receipts:
         """Return the receipts with one more boot, unless it is counted already."""
@@ -287,7 +293,7 @@ def basis(receipts: Iterable[Receipt]) -> Receipts:
 
 
 def _read(lines: str) -> Iterator[Receipt]:
-    for line in lines[:MAX_BYTES].splitlines():
+    for line in lines[:MAX_BYTES].split("\n", MAX_LINES)[:MAX_LINES]:
         try:
             yield Receipt.model_validate_json(line)
         except ValidationError:
@@ -300,14 +306,12 @@ def _within_bounds(by_key: dict[tuple[Any, ...], Receipt]) -> dict[tuple[Any, ..
     kept = dict(by_key)
     numbers = Counter(receipt.configuration for receipt in kept.values())
     while size > MAX_BYTES:
-        # Of equally many the first by name, so that the same receipts leave the same ones.
-        most = min(numbers, key=lambda configuration: (-numbers[configuration], configuration))
+        most = max(numbers.values())
         oldest = min(
-            (key for key in kept if kept[key].configuration == most),
+            (key for key, receipt in kept.items() if numbers[receipt.configuration] == most),
             key=lambda key: (kept[key].last_boot, key),
         )
-        del kept[oldest]
-        numbers[most] -= 1
+        numbers[kept.pop(oldest).configuration] -= 1
         size -= sizes[oldest]
     return kept
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
@@ -226,23 +226,30 @@ class ReceiptBook:
         """
         return (await self._page(namespace)).receipts
 
+    def forget(self, namespace: str) -> None:
+        """Drop what was read of a namespace that has no pool any more."""
+        self._pages.pop(namespace, None)
+
     async def count(self, namespace: str, started: Sequence[Start]) -> Receipts:
         """Count starts that are not counted yet, and return the receipts."""
         page = await self._page(namespace)
         # Pools of a namespace write into one object: one after the other, so none is lost.
         async with page.lock:
-            receipts = page.receipts
-            new = [s for s in started if not receipts.counts(s.boot.configuration, s.boot.mark)]
-            if not new or not page.is_ours or self._monotonic() < page.write_again_at:
-                return receipts
+            if not _uncounted(started, page.receipts) or self._monotonic() < page.write_again_at:
+                return page.receipts
+            # Also where it is somebody else's, or has no room: neither changes from pass to pass.
+            page.write_again_at = self._monotonic() + READ_AGAIN_SECONDS
             try:
-                for start in new:
+                # What was deleted or changed since it was read must not come back.
+                await self._read_again(namespace, page)
+                receipts = page.receipts
+                for start in _uncounted(started, receipts):
                     device = await self._device(start) or start.boot.device
                     receipts = receipts.with_boot(replace(start.boot, device=device))
-                page.live = await self._write(namespace, page.live, receipts)
-                page.receipts = receipts
+                if page.is_ours and receipts != page.receipts:
+                    page.live = await self._write(namespace, page.live, receipts)
+                    page.receipts, page.write_again_at = receipts, float("-inf")
             except ApiError as error:
-                page.write_again_at = self._monotonic() + READ_AGAIN_SECONDS
                 # Another hand changed it: what it wrote is read before the next try.
                 page.read_at = float("-inf")
                 log.warning("Receipts were not written", namespace=namespace, error=str(error))
@@ -265,8 +272,11 @@ class ReceiptBook:
 
     async def _page(self, namespace: str) -> _Page:
         page = self._pages.setdefault(namespace, _Page())
-        if self._monotonic() - page.read_at < READ_AGAIN_SECONDS:
-            return page
+        if self._monotonic() - page.read_at >= READ_AGAIN_SECONDS:
+            await self._read_again(namespace, page)
+        return page
+
+    async def _read_again(self, namespace: str, page: _Page) -> None:
         live = None
         try:
             live = await self._cluster.get(Kind.CONFIG_MAP, namespace, NAME)
@@ -276,14 +286,15 @@ class ReceiptBook:
         if _version(live) != _version(page.live) or live is None:
             page.receipts = NO_RECEIPTS if live is None else receipts_in(live)
         page.live, page.read_at = live, self._monotonic()
-        return page
 
     async def _write(self, namespace: str, live: Json | None, receipts: Receipts) -> Json:
         desired = config_map(namespace, receipts)
         if live is None:
             return await self._cluster.create(desired)
-        version = live["metadata"]["resourceVersion"]
-        return await self._cluster.apply(desired, resource_version=version)
+        metadata = live["metadata"]
+        # With the uid, because one that is gone would be made anew.
+        desired["metadata"]["uid"] = metadata["uid"]
+        return await self._cluster.apply(desired, resource_version=metadata["resourceVersion"])
 
     async def _device(self, start: Start) -> str | None:
         """Return the device of a start by the labels of its node; to read nodes is optional."""
@@ -297,6 +308,10 @@ class ReceiptBook:
             return None
         labels = (node or {}).get("metadata", {}).get("labels", {})
         return device_of(labels, start.resource)
+
+
+def _uncounted(started: Iterable[Start], receipts: Receipts) -> list[Start]:
+    return [s for s in started if not receipts.counts(s.boot.configuration, s.boot.mark)]
 
 
 def _version(live: Json | None) -> str | None:

@@ -221,6 +221,8 @@ class Reconciler:
     def forget(self, key: PoolKey) -> None:
         """Drop what is remembered of a pool that is gone."""
         self._memory.pop(key, None)
+        if not any(other.namespace == key.namespace for other in self._memory):
+            self._receipts.forget(key.namespace)
 
     # --- gather ----------------------------------------------------------------------------------
 
