@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
 from itertools import pairwise, takewhile
+from operator import attrgetter
 from statistics import median_low
 from typing import Final
 
@@ -18,13 +20,13 @@ HOLE: Final = timedelta(seconds=45)
 Read = Callable[[Observation], int | None]
 
 # A counter that falls means that the process started anew, whether it says when or not.
-_COUNTERS: Final[tuple[Read, ...]] = (
-    lambda o: o.prompt_tokens,
-    lambda o: o.generation_tokens,
-    lambda o: o.iterations,
-    lambda o: o.preemptions,
-    lambda o: o.finished_requests,
-    lambda o: o.prefix_queried_tokens,
+_COUNTERS: Final[Callable[[Observation], tuple[int | None, ...]]] = attrgetter(
+    "prompt_tokens",
+    "generation_tokens",
+    "iterations",
+    "preemptions",
+    "finished_requests",
+    "prefix_queried_tokens",
 )
 
 
@@ -163,7 +165,7 @@ class History:
             CannotSay: there are fewer than two.
         """
         start = self.last.at - timedelta(seconds=seconds)
-        first = sum(1 for sample in self._moving if sample.at <= start) - 1
+        first = bisect_right(self._moving, start, key=lambda sample: sample.at) - 1
         samples = self._moving[max(0, first) :]
         if len(samples) < 2:
             raise CannotSay
@@ -194,15 +196,19 @@ def _since_start(observations: Sequence[Observation]) -> list[Observation]:
     hole = max(HOLE, 2 * median_low(apart)) if apart else HOLE
     run = [observations[-1]]
     for earlier in reversed(observations[:-1]):
-        if run[-1].at - earlier.at > hole or any(_fell(earlier, run[-1])):
+        if run[-1].at - earlier.at > hole or _fell(earlier, run[-1]):
             break
         run.append(earlier)
     return run[::-1]
 
 
-def _fell(earlier: Observation, later: Observation) -> Iterator[bool]:
-    if earlier.started_at is not None and later.started_at is not None:
-        yield earlier.started_at != later.started_at
-    for read in _COUNTERS:
-        before, after = read(earlier), read(later)
-        yield before is not None and after is not None and after < before
+def _fell(earlier: Observation, later: Observation) -> bool:
+    """Return whether the process started anew between two observations."""
+    if None not in (earlier.started_at, later.started_at) and (
+        earlier.started_at != later.started_at
+    ):
+        return True
+    for before, after in zip(_COUNTERS(earlier), _COUNTERS(later), strict=True):
+        if before is not None and after is not None and after < before:
+            return True
+    return False
