@@ -317,7 +317,7 @@ async def test_a_boot_for_which_there_is_no_room_is_not_written_again_and_again(
     await started(world)
     (line,) = receipts(world)
     later = {**line, "lastBoot": "9999-01-01T00:00:00Z", "device": "d" * 253}
-    written_by_somebody(world, [{**later, "configuration": f"{n:016x}"} for n in range(400)])
+    written_by_somebody(world, [{**later, "configuration": f"f{n:015x}"} for n in range(400)])
     await world.settle()
     world.cluster.writes.clear()
     for _ in range(3):
@@ -383,6 +383,35 @@ async def test_to_be_pinned_replaces_no_pod_and_goes_out_with_the_next_roll_out(
     assert "errorPerMille" not in budget(world)
     assert world.condition("BudgetVerified") == ("True", "Confirmed")
     assert [receipt["boots"] for receipt in receipts(world)] == [1]
+
+
+@pytest.mark.parametrize("left", ["none", "more"])
+async def test_pinned_pods_are_held_to_what_they_were_given_whatever_becomes_of_receipts(
+    world: World, left: str
+) -> None:
+    await started(world)
+    (line,) = receipts(world)
+    await made_anew(world, pool(budget={"pin": "Receipt"}))
+    given = int(argument(world, "--kv-cache-memory-bytes") or 0)
+    world.engines.report = EngineReport(
+        blocks=given // BLOCK_BYTES, block_tokens=16, kv_cache_bytes=given
+    )
+    await world.settle()
+    before = world.template()
+    more = {
+        "kvCacheLowBytes": line["kvCacheLowBytes"] + GIB,
+        "kvCacheHighBytes": line["kvCacheHighBytes"] + GIB,
+    }
+    lines = [{**line, **more}] if left == "more" else []
+    written_by_somebody(world, lines)
+    # The plan of the new spec begins from what is there now; its pods are not replaced for it.
+    world.edit({"diagnosis": {"pressureSeconds": 90}})
+    await world.settle(passes=6)
+    assert world.template() == before
+    assert world.condition("BudgetVerified") == ("True", "Confirmed")
+    assert "errorPerMille" not in budget(world)
+    # It is no boot that measured something: from it the next pin would be lower, and so on.
+    assert receipts(world) == lines
 
 
 async def test_to_be_unpinned_replaces_the_pods(world: World) -> None:

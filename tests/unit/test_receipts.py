@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ballonet.api.status import Source
-from ballonet.engines.vllm_written import Limits, gives_kv_memory, without_limits, written_limits
+from ballonet.engines.vllm_written import Limits, given_kv_bytes, without_limits, written_limits
 from ballonet.kv.units import GIB, Interval
 from ballonet.planning.plan import Plan, plan_pool
 from ballonet.planning.receipts import (
@@ -154,8 +154,8 @@ def test_limits_are_read_back_from_the_arguments_and_are_all_that_is_left_out() 
     assert written_limits(plan.engine_args) == Limits(
         plan.gates.max_model_len, plan.gates.max_num_seqs, plan.gates.max_batched_tokens
     )
-    assert gives_kv_memory(plan.engine_args)
-    assert not gives_kv_memory(PREDICTED.engine_args)
+    assert given_kv_bytes(plan.engine_args) == 40 * GIB
+    assert given_kv_bytes(PREDICTED.engine_args) is None
     other = planned(NO_RECEIPTS, sequence={"maxTokens": 1024}, admission={"queue": "Bounded"})
     assert without_limits(other.engine_args) == without_limits(plan.engine_args)
 

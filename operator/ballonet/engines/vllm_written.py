@@ -37,9 +37,9 @@ def written_limits(args: Sequence[str]) -> Limits:
     return Limits(*(int(values[flag]) for flag in _SIZING))
 
 
-def gives_kv_memory(args: Sequence[str]) -> bool:
-    """Return whether the engine is told its KV memory instead of working it out."""
-    return _KV_MEMORY in args
+def given_kv_bytes(args: Sequence[str]) -> int | None:
+    """Return the KV memory of a rank that the engine is told; None where it works it out."""
+    return int(args[args.index(_KV_MEMORY) + 1]) if _KV_MEMORY in args else None
 
 
 def without_limits(args: Sequence[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from ballonet.cluster.port import Json
 from ballonet.diagnosis.diagnose import Courses, Diagnosis, diagnose, no_verdict
 from ballonet.diagnosis.facts import facts_of
 from ballonet.diagnosis.levers import Advice, advise
-from ballonet.engines.vllm_written import gives_kv_memory
+from ballonet.engines.vllm_written import given_kv_bytes
 from ballonet.planning.measured import Verification, verify
 from ballonet.planning.plan import Plan
 from ballonet.planning.pod import template_shape_problem
@@ -489,9 +489,12 @@ def _sequences_observed(observed: Observed, record: AppliedRecord) -> dict[Condi
 def _serving_plan(observed: Observed, record: AppliedRecord, planner: Planner) -> Plan | None:
     """Return the plan of what runs, with the receipts that there were when it was made."""
     raw = _as_scaled(record, observed.pool)
-    if not gives_kv_memory(record.engine_args) and "pin" in raw.get("budget", {}):
-        # It is to be pinned with the next roll-out.
-        raw["budget"] = {**raw["budget"], "pin": Pin.NONE.value}
+    budget = raw.get("budget", {})
+    if budget.get("pin") == Pin.RECEIPT:
+        # Receipts come and go, and pods are not replaced for it: what they were given counts.
+        given = given_kv_bytes(record.engine_args)
+        memory = {} if given is None else {"kvCacheMemoryPerRank": str(given)}
+        raw["budget"] = {**budget, "pin": Pin.NONE.value, **memory}
     return planner(raw, record.config_text, False, Receipts.read(record.receipts))
 
 
