@@ -317,7 +317,7 @@ async def test_a_boot_for_which_there_is_no_room_is_not_written_again_and_again(
     await started(world)
     (line,) = receipts(world)
     later = {**line, "lastBoot": "9999-01-01T00:00:00Z", "device": "d" * 253}
-    written_by_somebody(world, [{**later, "configuration": f"f{n:015x}"} for n in range(400)])
+    written_by_somebody(world, [{**later, "configuration": f"f{n:015x}"} for n in range(600)])
     await world.settle()
     world.cluster.writes.clear()
     for _ in range(3):
