@@ -12,6 +12,7 @@ from ballonet.api.conditions import Reason
 from ballonet.cluster.port import Json, Kind
 from ballonet.kv.units import GIB
 from ballonet.planning.measured import EngineReport
+from ballonet.planning.receipts import MAX_BYTES
 from tests.controller.world import NAMESPACE, NODE, START_SECONDS, World
 
 NAME = "ballonet-receipts"
@@ -289,7 +290,8 @@ async def test_numbers_that_somebody_wrote_into_receipts_keep_no_pass_from_its_e
 
 def written_by_somebody(world: World, lines: list[Json]) -> None:
     def edit(found: Json) -> None:
-        found["data"]["receipts.jsonl"] = "".join(f"{json.dumps(one)}\n" for one in lines)
+        dense = (json.dumps(one, separators=(",", ":")) for one in lines)
+        found["data"]["receipts.jsonl"] = "".join(f"{one}\n" for one in dense)
 
     world.cluster.edit(Kind.CONFIG_MAP, NAMESPACE, NAME, edit)
     world.pass_time(61)
@@ -316,8 +318,11 @@ async def test_a_boot_for_which_there_is_no_room_is_not_written_again_and_again(
 ) -> None:
     await started(world)
     (line,) = receipts(world)
-    later = {**line, "lastBoot": "9999-01-01T00:00:00Z", "device": "d" * 253}
-    written_by_somebody(world, [{**later, "configuration": f"f{n:015x}"} for n in range(600)])
+    later = {**line, "lastBoot": "9999-01-01T00:00:00Z"}
+    as_many_as_fit = MAX_BYTES // len(json.dumps(line, separators=(",", ":")))
+    written_by_somebody(
+        world, [{**later, "configuration": f"f{n:015x}"} for n in range(as_many_as_fit)]
+    )
     await world.settle()
     world.cluster.writes.clear()
     for _ in range(3):
