@@ -294,7 +294,7 @@ def _rollout(
     blocker = next(_blockers(observed, plan), None)
     live = observed.deployment.live
     if stored is not None and not (live is not None and rolling_out(live)):
-        stored = replace(stored, previous_budget=None)
+        stored = stored.served_alone()
     if stored is not None and stored.speaks_of(pool):
         newer = blocker is None and _render(name, observed.spec, plan) != stored.template
         return _Rollout(stored.brought_up_to(pool), _applied(update_pending=newer))

@@ -10,7 +10,7 @@ import base64
 import gzip
 import json
 import zlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -49,11 +49,18 @@ class AppliedRecord:
     budget: Json
     previous_budget: Json | None = None
     receipts: str = ""
+    # A record made from this one by replace() has none.
+    _read_from: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def encode(self) -> str:
-        """Return the record as annotation text, the same for the same record."""
-        # Not asdict, which copies the whole depth: each pass comes by here.
-        members = {f.name: getattr(self, f.name) for f in fields(self)}
+        """Return the record as annotation text: what it was read from, if it was.
+
+        So neither another version nor another compression writes to objects that stay as they are.
+        """
+        if self._read_from is not None:
+            return self._read_from
+        # Not asdict, which copies the whole depth.
+        members = {name: getattr(self, name) for name in _members()}
         text = json.dumps(members, sort_keys=True, separators=(",", ":"))
         # mtime=0 and a fixed level: the text must not change from pass to pass.
         return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
@@ -69,15 +76,21 @@ class AppliedRecord:
             return True
         return normal_form(self.spec) == normal_form(pool.get("spec", {}))
 
+    def served_alone(self) -> AppliedRecord:
+        """Return the record once no pod of the template before serves any longer."""
+        return self if self.previous_budget is None else replace(self, previous_budget=None)
+
     def brought_up_to(self, pool: Json) -> AppliedRecord:
         """Return the record for a pool that it speaks of, as that reads now."""
         metadata = pool["metadata"]
-        return replace(
+        now = replace(
             self,
             uid=metadata["uid"],
             generation=metadata.get("generation", 0),
             spec=without_replicas(pool.get("spec", {})),
         )
+        # One that is as it was is written as it was.
+        return self if now == self else now
 
 
 def decode(text: str | None) -> AppliedRecord | None:
@@ -89,10 +102,16 @@ def decode(text: str | None) -> AppliedRecord | None:
         raw = unzipper.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
         stored: dict[str, Any] = json.loads(raw)
         # A newer operator may have written more; that is no reason to lose what is known here.
-        known = {f.name: stored[f.name] for f in fields(AppliedRecord) if f.name in stored}
-        return AppliedRecord(**{**known, "engine_args": tuple(known["engine_args"])})
+        known = {name: stored[name] for name in _members() if name in stored}
+        record = AppliedRecord(**{**known, "engine_args": tuple(known["engine_args"])})
     except (ValueError, TypeError, KeyError, RecursionError, zlib.error):
         return None
+    object.__setattr__(record, "_read_from", text)
+    return record
+
+
+def _members() -> tuple[str, ...]:
+    return tuple(one.name for one in fields(AppliedRecord) if one.init)
 
 
 def without_replicas(spec: Json) -> Json:
