@@ -56,13 +56,14 @@ def covers(live: Any, desired: Any, *, field: str = "") -> bool:
 
     What the API server or others added is no difference, nor is an absent value for an empty one.
     """
+    # Most parts are as they were written.
+    if live == desired:
+        return True
     if isinstance(desired, dict):
         return _covers_map(live, desired, field)
     if isinstance(desired, list):
         return _covers_list(live, desired, field)
-    if live is None and field:
-        return _is_left_out(field, desired)
-    return bool(live == desired)
+    return live is None and bool(field) and _is_left_out(field, desired)
 
 
 def _is_left_out(field: str, value: Any) -> bool:
@@ -112,7 +113,7 @@ def _identity(item: Any, field: str, index: int) -> Any:
 
 
 def _same_quantity(live: Any, desired: Any) -> bool:
-    return live is not None and _value(live) == _value(desired)
+    return live is not None and (live == desired or _value(live) == _value(desired))
 
 
 def _value(quantity: Any) -> Decimal | Any:
