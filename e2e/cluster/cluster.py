@@ -473,7 +473,7 @@ class Cluster:
     def _holder(self) -> Process:
         holder = self._process(HOLDER)
         if holder is None or not holder.alive:
-            raise ClusterError("the cluster does not run: `python -m e2e.cluster start`")
+            raise ClusterError("the cluster does not run: `make demo KEEP=1` leaves one up")
         return holder
 
     def _running(self, name: str) -> Process:
