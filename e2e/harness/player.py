@@ -25,8 +25,8 @@ Sample = tuple[str, Observation]
 def page(observation: Observation, about: Mapping[str, Any], version: str = "0.32.0") -> str:
     """Return the page of a pod of vLLM `version`, in which absent figures are absent series.
 
-    What the observation adds up over the pod's engines is spread over them again. `about` says
-    `ceiling` and `block_tokens` of the trace's pool.
+    What the observation adds up over the pod's engines, and does not tell of each, is spread over
+    them again. `about` says `ceiling` and `block_tokens` of the trace's pool.
     """
     # Of a figure with an older and a newer name both may be the same series.
     lines: dict[str, None] = {}
@@ -49,10 +49,11 @@ def _series(
 ) -> Iterator[tuple[dict[str, str], Sequence[float]]]:
     """Yield the labels of each series that gives the field `name`, and a value an engine."""
     labels = {label: _matching(pattern) for label, pattern in figure.where.items()}
-    engines, blocks, used = observation.engines, observation.blocks, observation.used_blocks
+    engines, blocks = observation.engines, observation.blocks
     if name == "usage_per_mille":
-        if blocks is not None and used is not None:
-            yield labels, [share / (blocks - 1) for share in _spread(used, engines)]
+        yield labels, _shares(observation)
+    elif told := _told(observation, name):
+        yield labels, told
     elif name == "blocks":
         if blocks is not None:
             yield _cache_labels(blocks, engines, about), [1] * engines
@@ -71,6 +72,22 @@ def _series(
         if value is not None:
             own = figure.name.startswith(METRICS.prefix)
             yield labels, _spread(value, engines if own else 1)
+
+
+def _shares(observation: Observation) -> list[float]:
+    """Return the share of blocks in use of each engine; nothing where it is not known."""
+    if told := _told(observation, "usage_per_mille"):
+        return [share / 1000 for share in told]
+    blocks, used = observation.blocks, observation.used_blocks
+    if blocks is None or used is None:
+        return []
+    return [share / (blocks - 1) for share in _spread(used, observation.engines)]
+
+
+def _told(observation: Observation, name: str) -> list[int]:
+    """Return the figure of each engine; nothing where the observation does not tell."""
+    told = [getattr(engine, name, None) for engine in observation.by_engine.values()]
+    return [] if None in told else [int(value) for value in told if value is not None]
 
 
 def _cache_labels(blocks: int, engines: int, about: Mapping[str, Any]) -> dict[str, str]:

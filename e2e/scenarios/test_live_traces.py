@@ -79,6 +79,7 @@ class Case:
 
 CASES: Final = {
     "stuck": Case("EngineStuck", ["core-stopped"]),
+    "stuck-rank": Case("EngineStuck", ["one-rank-stopped"], pool={"parallelism.data": 2}),
     "stuck-empty": Case("EngineStuck", ["core-stopped"], nothing_runs),
     "churn": Case("CacheChurn", ["cache-churn"]),
     "thrash": Case("OffloadThrash", ["healthy"], thrashing),

@@ -14,7 +14,7 @@ from ballonet.api.conditions import REASONS, ConditionType, Reason
 from ballonet.api.v1alpha1 import DiagnosisSpec
 from ballonet.diagnosis.facts import DeclaredPrefix, Facts
 from ballonet.diagnosis.findings import CHAIN
-from ballonet.diagnosis.observation import Observation, Offload, Sequences
+from ballonet.diagnosis.observation import OF_ENGINE, Engine, Observation, Offload, Sequences
 from tests.traces.replay import Replay
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -37,6 +37,14 @@ SEQUENCES = st.none() | st.builds(
 )
 OF_FIELD: dict[str, Any] = {
     "engines": st.integers(1, 3),
+    "by_engine": st.dictionaries(
+        st.sampled_from(["0", "1"]),
+        st.builds(
+            Engine,
+            **dict.fromkeys(OF_ENGINE, NUMBERS)
+            | {"awake": st.none() | st.booleans(), "usage_per_mille": st.integers(0, 1000)},
+        ),
+    ),
     "awake": st.none() | st.booleans(),
     "started_at": st.none() | st.sampled_from([START, START + timedelta(hours=1)]),
     "usage_per_mille": st.none() | st.integers(0, 1000),

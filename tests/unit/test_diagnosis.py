@@ -17,7 +17,7 @@ from ballonet.diagnosis.diagnose import Course, Evidence, diagnose, resumed
 from ballonet.diagnosis.facts import DeclaredPrefix, Facts
 from ballonet.diagnosis.findings import CHAIN
 from ballonet.diagnosis.levers import LEVERS
-from ballonet.diagnosis.observation import Observation, Offload, Sequences
+from ballonet.diagnosis.observation import OF_ENGINE, Engine, Observation, Offload, Sequences
 from ballonet.diagnosis.window import CannotSay, History
 from tests import traces
 from tests.traces.replay import Replay, replay
@@ -61,6 +61,32 @@ WELL: dict[str, Any] = {
 STANDS_STILL = {"prompt_tokens": 9, "generation_tokens": 9, "iterations": 9}
 WAITS = {"waiting": 4, "waiting_capacity": 4}
 SLOTS_TAKEN = {**WAITS, "running": 3, "usage_per_mille": 700, "used_blocks": 89}
+
+
+def two_engines(**second: Any) -> dict[str, Any]:
+    """A pod whose first engine works and has room, and whose second differs in what is given.
+
+    What the pod says is what both say together.
+    """
+    both = [{k: v for k, v in {**WELL, **more}.items() if k in OF_ENGINE} for more in ({}, second)]
+
+    def at(column: Any, i: int) -> Any:
+        return column(i) if callable(column) else column
+
+    def summed(name: str) -> Callable[[int], int]:
+        return lambda i: sum(at(engine[name], i) for engine in both)
+
+    sums = set(OF_ENGINE) - {"fetching", "awake", "usage_per_mille"}
+    return {
+        **{name: summed(name) for name in sums},
+        "engines": 2,
+        "usage_per_mille": lambda i: max(at(engine["usage_per_mille"], i) for engine in both),
+        "awake": all(engine["awake"] for engine in both),
+        "by_engine": lambda i: {
+            str(number): Engine(**{name: at(column, i) for name, column in engine.items()})
+            for number, engine in enumerate(both)
+        },
+    }
 
 
 def series(count: int, *, every: int = 15, after: int = 0, **changes: Any) -> list[Observation]:
@@ -124,11 +150,29 @@ FOUND = {
         {},
         "4 requests waiting",
     ),
+    "one of two engines stuck": (
+        Reason.ENGINE_STUCK,
+        two_engines(**STANDS_STILL),
+        {},
+        "1 of 2 engines; engine 1: no token and no step for 360 s; 2 running, 0 waiting",
+    ),
+    "one of two engines preempting": (
+        Reason.PREEMPTING,
+        two_engines(preemptions=rising(1)),
+        {},
+        "1 of 2 engines; engine 1: 4 preemptions in 60 s with up to 2 of 3 slots taken",
+    ),
     "no slots in one of two engines": (
         Reason.SLOT_BOUND,
-        {**WAITS, "engines": 2, "running": 4, "usage_per_mille": 650},
+        two_engines(**{name: SLOTS_TAKEN[name] for name in SLOTS_TAKEN if name != "used_blocks"}),
         {},
-        "4 of 6 slots",
+        "1 of 2 engines; engine 1: up to 4 requests waiting for 60 s with up to 3 of 3 slots taken",
+    ),
+    "no blocks in one of two engines": (
+        Reason.BLOCK_BOUND,
+        two_engines(**WAITS, usage_per_mille=800),
+        {},
+        "1 of 2 engines; engine 1: up to 4 requests waiting",
     ),
     "no slots, much memory": (
         Reason.LIMIT_TOO_TIGHT,
@@ -329,6 +373,30 @@ NOT_FOUND = {
 def test_what_only_looks_alike_is_healthy(case: str) -> None:
     changes, facts = NOT_FOUND[case]
     assert verdict(series(25, **changes), replace(FACTS, **facts)) == "Healthy"
+
+
+def test_what_an_engine_of_several_is_judged_by_is_kept_of_each() -> None:
+    read = {name for rule in CHAIN if rule.each_engine for name in rule.reads}
+    assert read <= {*OF_ENGINE, "blocks"}
+
+
+def test_an_engine_that_sleeps_beside_one_that_is_stuck_hides_nothing() -> None:
+    asleep = two_engines(**STANDS_STILL, running=0, awake=False)
+    assert verdict(series(25, **asleep)) == "Healthy"
+    still = {name: rising(0, 9) for name in STANDS_STILL}
+    first = {str(n): Engine(running=2, awake=n == 0, **STANDS_STILL) for n in range(2)}
+    found = played(series(25, **{**asleep, **still, "running": 4, "by_engine": first})).last
+    assert found is not None and found.verdict is Reason.ENGINE_STUCK
+    assert found.evidence[0].text.startswith("1 of 2 engines; engine 0: ")
+
+
+def test_engines_are_named_with_their_pods_where_there_are_several() -> None:
+    watched = Replay(FACTS)
+    for a, b in zip(series(9), series(9, **two_engines(**STANDS_STILL)), strict=True):
+        watched.see("pod-a", a)
+        watched.see("pod-b", b)
+    assert watched.last is not None
+    assert watched.last.evidence[0].text.startswith("1 of 3 engines; pod-b, engine 1: no token")
 
 
 @pytest.mark.parametrize("why", [{"awake": False}, {"fetching": 2}], ids=str)
@@ -603,7 +671,8 @@ def test_every_finding_is_a_reason_of_a_condition_and_has_a_lever_where_one_help
 
 @pytest.mark.parametrize("rule", CHAIN, ids=lambda rule: str(rule.name))
 def test_a_finding_reads_the_series_that_are_documented_for_it(rule: Any) -> None:
-    always = {"at", "engines", "started_at", "prompt_tokens", "generation_tokens", "iterations"}
+    always = {"at", "engines", "by_engine", "started_at"}
+    always |= {"prompt_tokens", "generation_tokens", "iterations"}
     unread = {field.name for field in fields(Observation)} - always - set(rule.reads)
 
     def look(samples: list[Observation], facts: Facts) -> object:

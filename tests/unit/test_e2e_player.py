@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ballonet.diagnosis.observation import Observation, Offload
+from ballonet.diagnosis.observation import Engine, Observation, Offload
 from ballonet.telemetry.scrape import read_page
 from e2e.harness.player import page
 
@@ -15,6 +15,28 @@ ABOUT = {"ceiling": 1024, "block_tokens": 32}
 LOADED = Observation(
     at=AT,
     engines=2,
+    by_engine={
+        "0": Engine(
+            running=4,
+            waiting=3,
+            waiting_capacity=2,
+            awake=True,
+            usage_per_mille=598,
+            preemptions=7,
+            generation_tokens=901,
+            iterations=80,
+        ),
+        "1": Engine(
+            running=1,
+            waiting=0,
+            waiting_capacity=0,
+            awake=True,
+            usage_per_mille=591,
+            preemptions=0,
+            generation_tokens=100,
+            iterations=10,
+        ),
+    },
     started_at=AT,
     running=5,
     waiting=3,

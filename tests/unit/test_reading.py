@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ballonet.api.conditions import Reason
-from ballonet.diagnosis.observation import Observation, Offload
+from ballonet.diagnosis.observation import Engine, Observation, Offload
 from ballonet.engines import sglang
 from ballonet.planning.measured import EngineReport
 from ballonet.telemetry.reading import InvalidPageError, Reading, read_engine
@@ -104,6 +104,13 @@ def test_the_blocks_of_several_engines_behind_one_server_are_divided() -> None:
     assert seen.observation.used_blocks == 30 + 112
     # The blocks of one that sleeps are of no use to anybody.
     assert seen.observation.awake is False
+    assert seen.observation.by_engine == {
+        "0": Engine(running=3, usage_per_mille=201, awake=True),
+        "1": Engine(running=4, usage_per_mille=750, awake=False),
+    }
+    assert seen.observation.of("1") == Observation(
+        at=NOW, engines=1, blocks=150, running=4, usage_per_mille=750, awake=False
+    )
 
 
 def test_a_block_that_spans_more_tokens_than_the_flag_says_counts_by_its_span() -> None:
@@ -178,7 +185,15 @@ def test_a_page_of_sglang_is_read_with_its_own_table() -> None:
         sglang.METRICS,
     )
     assert seen.observation == Observation(
-        at=NOW, engines=2, running=4, usage_per_mille=500, finished_prompt_tokens=900
+        at=NOW,
+        engines=2,
+        by_engine={
+            "0": Engine(running=3, usage_per_mille=250),
+            "1": Engine(running=1, usage_per_mille=500),
+        },
+        running=4,
+        usage_per_mille=500,
+        finished_prompt_tokens=900,
     )
 
 
@@ -234,6 +249,7 @@ def test_a_page_that_says_what_cannot_be_is_refused_by_name(page: str, words: st
         # Each is kept for 20 minutes and shown.
         RUNNING + one("request_success_total", 1, finished_reason="x" * 65),
         RUNNING + "".join(one("request_success_total", 1, finished_reason=n) for n in range(65)),
+        'vllm:num_requests_running{engine="' + "9" * 65 + '"} 1\n',
         # The parser would take seconds for it.
         RUNNING + one("num_requests_waiting", 1, **{f"a{n}": "" for n in range(2000)}),
         "".join(one("num_requests_waiting", 1, a="x" * 8000, engine=n) for n in range(140)),

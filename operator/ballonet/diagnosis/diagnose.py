@@ -95,8 +95,15 @@ def diagnose(
     if not histories:
         return replace(no_verdict(TOO_FEW), courses=courses)
     now = max(seen[-1].at for seen in pods.values() if seen)
+    whole, each = _Places("pods", histories), _engines(histories)
     following = {
-        rule.name: _followed(rule, histories, facts, courses.get(rule.name, Course()), now)
+        rule.name: _followed(
+            rule,
+            each if rule.each_engine else whole,
+            facts,
+            courses.get(rule.name, Course()),
+            now,
+        )
         for rule in CHAIN
     }
     found = tuple(Evidence(name, c.evidence) for name, c in following.items() if c.found)
@@ -109,16 +116,35 @@ def diagnose(
     return Diagnosis(Reason.HEALTHY, (healthy,), following)
 
 
-def _followed(
-    rule: Rule, histories: Mapping[str, History], facts: Facts, course: Course, now: datetime
-) -> Course:
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where a finding is looked for: the histories by the words for them; ``many`` is the noun."""
+
+    many: str
+    histories: Mapping[str, History]
+
+
+def _engines(pods: Mapping[str, History]) -> _Places:
+    """Return each engine; pods of one engine each are called pods."""
+    many, found = "pods", dict[str, History]()
+    for pod, history in pods.items():
+        several = history.engines
+        if not several:
+            found[pod] = history
+            continue
+        many, of = "engines", f"{pod}, " if len(pods) > 1 else ""
+        found |= {f"{of}engine {number}": engine for number, engine in several.items()}
+    return _Places(many, found)
+
+
+def _followed(rule: Rule, places: _Places, facts: Facts, course: Course, now: datetime) -> Course:
     """Return the course of a finding after another look.
 
     It turns only after it has looked the other way for long enough; where nothing can be said it
     stays as it is.
     """
     try:
-        evidence = _look(rule, histories, facts, found=course.found)
+        evidence = _look(rule, places, facts, found=course.found)
     except CannotSay:
         return course
     text = course.evidence if evidence is None else evidence
@@ -132,32 +158,32 @@ def _followed(
     return Course(course.found, text, since)
 
 
-def _look(rule: Rule, histories: Mapping[str, History], facts: Facts, *, found: bool) -> str | None:
-    """Return the evidence of the first pod that shows the finding; None where none does.
+def _look(rule: Rule, places: _Places, facts: Facts, *, found: bool) -> str | None:
+    """Return the evidence of the first place that shows the finding; None where none does.
 
     Raises:
-        CannotSay: no pod shows it, and of one it cannot be said.
+        CannotSay: none shows it, and of one it cannot be said.
     """
     shown: dict[str, str] = {}
     unsaid: CannotSay | None = None
-    for pod, history in histories.items():
+    for place, history in places.histories.items():
         try:
             evidence = rule.look(history, facts, found)
         except CannotSay as reason:
             unsaid = reason
             continue
         if evidence is not None:
-            shown[pod] = evidence
+            shown[place] = evidence
         elif rule.every_pod:
             return None
     if unsaid is not None and (rule.every_pod or not shown):
         raise unsaid
     if not shown:
         return None
-    pod, evidence = next(iter(shown.items()))
-    if rule.every_pod or len(histories) == 1:
+    place, evidence = next(iter(shown.items()))
+    if rule.every_pod or len(places.histories) == 1:
         return evidence
-    return f"{len(shown)} of {len(histories)} pods; {pod}: {evidence}"
+    return f"{len(shown)} of {len(places.histories)} {places.many}; {place}: {evidence}"
 
 
 def _watched(history: History, facts: Facts) -> bool:

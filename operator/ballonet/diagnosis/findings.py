@@ -1,8 +1,8 @@
 """The chain of findings: what each one means in numbers. The first that holds is the verdict.
 
-Each finding looks at one pod. It returns its evidence as a sentence, or None where it does not
-hold; ``CannotSay`` is raised where a series is absent or has not been seen for long enough. Its
-docstring is its rule in docs/diagnosis.md.
+Each finding looks at one pod, or at one engine of it. It returns its evidence as a sentence, or
+None where it does not hold; ``CannotSay`` is raised where a series is absent or has not been seen
+for long enough. Its docstring is its rule in docs/diagnosis.md.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ class Rule:
     """One finding of the chain.
 
     Attributes:
-        look: whether it holds for a pod; its third argument says whether it is found already.
+        look: whether it holds for a pod or an engine; its third argument says whether it is found
+            already.
         reads: the fields of an observation that it looks at.
         after: how long it must hold without a break, beyond what ``look`` covers.
         release: how long it must not hold before it is dropped.
+        each_engine: whether it is looked for in each engine instead of in a pod's sums.
         every_pod: whether it must hold for every pod instead of one.
     """
 
@@ -60,6 +62,7 @@ class Rule:
     reads: tuple[str, ...]
     after: Span = lambda _: 0
     release: Span = lambda thresholds: thresholds.release_seconds
+    each_engine: bool = False
     every_pod: bool = False
 
 
@@ -180,10 +183,7 @@ def _lacks(sample: Observation, facts: Facts) -> str | None:
         return "slots"
     # Usage alone is no test: a long prompt at the head of the queue needs many blocks at once.
     free, needed = _free_blocks(sample), facts.blocks_at_ceiling
-    if free is None or needed is None or free < needed:
-        return "blocks"
-    # The engines of a pod have slots of their own, and only their sum is known.
-    return "slots" if sample.engines > 1 and running >= facts.limit else None
+    return "blocks" if free is None or needed is None or free < needed else None
 
 
 # --- what fills the memory ------------------------------------------------------------------------
@@ -529,13 +529,19 @@ CHAIN: Final = (
         Reason.ENGINE_STUCK,
         engine_stuck,
         (*_STEPS, "running", "waiting", "waiting_capacity", "awake", "fetching"),
+        each_engine=True,
     ),
-    Rule(Reason.PREEMPTING, preempting, ("preemptions", "running", "usage_per_mille")),
+    Rule(
+        Reason.PREEMPTING,
+        preempting,
+        ("preemptions", "running", "usage_per_mille"),
+        each_engine=True,
+    ),
     Rule(Reason.REJECTING, rejecting, ("rejections", "http_5xx")),
-    Rule(Reason.BLOCK_BOUND, block_bound, _WAITING),
-    Rule(Reason.LIMIT_TOO_TIGHT, limit_too_tight, _WAITING),
-    Rule(Reason.SLOT_BOUND, slot_bound, _WAITING),
-    Rule(Reason.COMPUTE_BOUND, compute_bound, _WAITING),
+    Rule(Reason.BLOCK_BOUND, block_bound, _WAITING, each_engine=True),
+    Rule(Reason.LIMIT_TOO_TIGHT, limit_too_tight, _WAITING, each_engine=True),
+    Rule(Reason.SLOT_BOUND, slot_bound, _WAITING, each_engine=True),
+    Rule(Reason.COMPUTE_BOUND, compute_bound, _WAITING, each_engine=True),
     Rule(Reason.LONG_CONTEXT_AND_ADMISSION, long_context_and_admission, _GROWTH),
     Rule(Reason.LONG_CONTEXT, long_context, _GROWTH),
     Rule(

@@ -7,8 +7,9 @@ many. The names of the series stand in the engine modules (``ballonet.engines``)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,28 @@ class Sequences:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One engine of a pod that has several: what says whether it is stuck, or lacks room.
+
+    Figures are those of an Observation of that name.
+    """
+
+    running: int | None = None
+    waiting: int | None = None
+    waiting_capacity: int | None = None
+    fetching: int | None = None
+    awake: bool | None = None
+    usage_per_mille: int | None = None
+    preemptions: int | None = None
+    prompt_tokens: int | None = None
+    generation_tokens: int | None = None
+    iterations: int | None = None
+
+
+OF_ENGINE: Final = tuple(one.name for one in fields(Engine))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """One engine pod at one instant, summed over its engines unless said otherwise.
 
@@ -61,6 +84,7 @@ class Observation:
     Attributes:
         at: when the engine said it, by the sample's own time and not by its arrival.
         engines: engine processes (data-parallel ranks) that reported.
+        by_engine: each of them by its number; empty where there is one.
         started_at: when the serving process started.
 
         running: requests that hold a slot.
@@ -95,6 +119,7 @@ class Observation:
 
     at: datetime
     engines: int
+    by_engine: Mapping[str, Engine] = field(default_factory=dict)
     started_at: datetime | None = None
 
     running: int | None = None
@@ -134,6 +159,17 @@ class Observation:
     def waiting_for_room(self) -> int | None:
         """Requests that wait for a slot or for blocks; all that wait where it is not told."""
         return self.waiting if self.waiting_capacity is None else self.waiting_capacity
+
+    def of(self, number: str) -> Observation:
+        """Return what is known of one engine alone; what only the pod tells is absent."""
+        engine = self.by_engine.get(number, Engine())
+        return Observation(
+            at=self.at,
+            engines=1,
+            started_at=self.started_at,
+            blocks=self.blocks,
+            **{name: getattr(engine, name) for name in OF_ENGINE},
+        )
 
     @property
     def usable_blocks(self) -> int | None:

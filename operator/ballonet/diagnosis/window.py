@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
@@ -141,6 +141,12 @@ class History:
     def last(self) -> Observation:
         """The newest observation that is no old number."""
         return self._moving[-1]
+
+    @property
+    def engines(self) -> Mapping[str, History]:
+        """What is known of each engine of a pod that has several, by its number."""
+        numbers = self._run[-1].by_engine
+        return {number: History([sample.of(number) for sample in self._run]) for number in numbers}
 
     @property
     def stretch_without_progress(self) -> Sequence[Observation]:

@@ -17,14 +17,14 @@ from typing import Any, Final
 
 from ballonet.api.conditions import Reason
 from ballonet.api.quoting import quoted
-from ballonet.diagnosis.observation import Observation, Offload
+from ballonet.diagnosis.observation import OF_ENGINE, Engine, Observation, Offload
 from ballonet.engines.metrics import EngineMetrics, Figure
 from ballonet.engines.vllm_metrics import METRICS
 from ballonet.planning.measured import EngineReport
 
 # Whole as floats, within status' int64, and more than any engine counts in its life.
 MAX_COUNT: Final = 10**15
-# Of a label by which figures are kept apart: reasons of ended requests, roles.
+# Of a label by which figures are kept apart: engines, reasons of ended requests, roles.
 _MAX_VALUES: Final = 64
 _MAX_VALUE_CHARACTERS: Final = 64
 _LATEST_START: Final = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
@@ -66,14 +66,15 @@ def read_engine(page: Page, at: datetime, metrics: EngineMetrics = METRICS) -> R
         raise InvalidPageError(f"there is no {metrics.present.name}: is it the engine's port?")
     for series in (info, present):
         _check_engines(series, metrics.engine_label)
-    engines = len(info) or len(present)
+    numbers = [labels.get(metrics.engine_label, "") for labels, _ in info or present]
     report = _report(info)
-    shares = [_share(value, metrics.usage.name) for _, value in _matching(page, metrics.usage)]
+    shares = _shares(page, metrics)
     blocks = None if report is None else report.blocks
     sums: dict[str, Any] = {name: _first(page, figures) for name, figures in metrics.sums.items()}
     observation = Observation(
         at=at,
-        engines=engines,
+        engines=len(numbers),
+        by_engine=_by_engine(page, numbers, metrics),
         started_at=_started(page, metrics.started),
         awake=_awake(page, metrics.awake),
         blocks=blocks,
@@ -81,7 +82,7 @@ def read_engine(page: Page, at: datetime, metrics: EngineMetrics = METRICS) -> R
         used_blocks=sum(round(share * (blocks - 1)) for share in shares)
         if shares and blocks
         else None,
-        usage_per_mille=max((round(share * 1000) for share in shares), default=None),
+        usage_per_mille=_fullest(shares),
         finished=_finished(page, metrics),
         offload=_offload(page, metrics),
         **sums,
@@ -109,6 +110,8 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _check_engines(series: Sequence[Series], label: str) -> None:
     """Refuse two series of one engine: added up they would say twice what is."""
     engines = Counter(labels.get(label, "") for labels, _ in series)
+    if any(len(engine) > _MAX_VALUE_CHARACTERS for engine in engines):
+        raise InvalidPageError(f"label {label} is longer than the number of any engine")
     engine, count = max(engines.items(), key=lambda one: one[1], default=("", 0))
     if count > 1:
         claims = [labels for labels, _ in series if labels.get(label, "") == engine]
@@ -159,6 +162,35 @@ def sums_by(label: str, series: Iterable[Series], name: str) -> dict[str, int]:
     if len(sums) > _MAX_VALUES or any(len(text) > _MAX_VALUE_CHARACTERS for text in sums):
         raise InvalidPageError(f"{name} has more or longer values of label {label} than any engine")
     return dict(sums)
+
+
+def _by_engine(page: Page, numbers: Sequence[str], metrics: EngineMetrics) -> dict[str, Engine]:
+    """Return the figures of each engine of a pod; none where there is one."""
+    if len(numbers) < 2:
+        return {}
+    pages: dict[str, dict[str, list[Series]]] = {number: {} for number in numbers}
+    for name, series in page.items():
+        for labels, value in series:
+            own = pages.get(labels.get(metrics.engine_label, ""))
+            if own is not None:
+                own.setdefault(name, []).append((labels, value))
+    sums = [name for name in OF_ENGINE if name in metrics.sums]
+    return {
+        number: Engine(
+            awake=_awake(own, metrics.awake),
+            usage_per_mille=_fullest(_shares(own, metrics)),
+            **{name: _first(own, metrics.sums[name]) for name in sums},
+        )
+        for number, own in pages.items()
+    }
+
+
+def _shares(page: Page, metrics: EngineMetrics) -> list[float]:
+    return [_share(value, metrics.usage.name) for _, value in _matching(page, metrics.usage)]
+
+
+def _fullest(shares: Iterable[float]) -> int | None:
+    return max((round(share * 1000) for share in shares), default=None)
 
 
 def _share(value: float, name: str) -> float:

@@ -20,7 +20,8 @@ MAX_OBSERVATIONS: Final = 128
 class Ring:
     """Observations of one pod, oldest first, each later than the one before.
 
-    Holds at least 15 minutes and at most 20, in at most 128 observations of about 1.5 KiB.
+    Holds at least 15 minutes and at most 20, in at most 128 observations of about 1.5 KiB,
+    and 0.4 KiB more for each engine of a pod that has several.
     """
 
     __slots__ = ("_kept",)
