@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
@@ -23,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ballonet.api.conditions import Reason
 from ballonet.engines.vllm_metrics import METRICS
-from ballonet.telemetry.connections import Connections, PrometheusConnection
+from ballonet.telemetry.connections import MAX_CONNECTIONS, Connections, PrometheusConnection
 from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
 from ballonet.telemetry.prometheus import PERIOD_SECONDS, PrometheusSource
 from ballonet.telemetry.rounds import Limits
@@ -369,16 +370,27 @@ def hang(handler: BaseHTTPRequestHandler) -> bool:
     return True
 
 
-def drip(handler: BaseHTTPRequestHandler) -> bool:
-    handler.send_response(200)
-    handler.end_headers()
-    for _ in range(30):
-        time.sleep(0.1)
-        try:
-            handler.wfile.write(b" ")
-        except OSError:
-            break
-    return True
+def dripping(start: bytes) -> Callable[[BaseHTTPRequestHandler], bool]:
+    """Answer with a beginning, and then with a byte at a time for as long as anybody listens."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> bool:
+        handler.close_connection = True
+        with contextlib.suppress(OSError):
+            handler.wfile.write(start)
+            while True:
+                handler.wfile.write(b"x")
+                time.sleep(0.02)
+        return True
+
+    return answer
+
+
+STATUS_LINE = b"HTTP/1.1 "
+HEADER = b"HTTP/1.1 200 OK\r\nX-Waits: "
+REDIRECT = b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n"
+BODY = b"HTTP/1.1 200 OK\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+DRIPPING = pytest.mark.parametrize("start", [STATUS_LINE, HEADER, REDIRECT, BODY, CHUNKED])
 
 
 BAD_QUERY = json.dumps({"status": "error", "error": "too many samples"})
@@ -414,23 +426,80 @@ async def test_a_prometheus_that_does_not_behave_is_named(
     assert words in failure.message
 
 
-@pytest.mark.parametrize(
-    ("limits", "answer", "words"),
-    [
-        (Limits(query_seconds=0.2), hang, "no answer within 0.2 s"),
-        (Limits(query_seconds=30, round_seconds=0.2), drip, "not all answers within 0.2 s"),
-    ],
-)
-async def test_a_prometheus_that_takes_its_time_is_not_waited_for(
-    prometheus: FakePrometheus,
-    asking: Asking,
-    answer: Callable[[BaseHTTPRequestHandler], bool],
-    words: str,
+@pytest.mark.parametrize("limits", [Limits(query_seconds=0.2)])
+async def test_a_prometheus_that_says_nothing_is_not_waited_for(
+    prometheus: FakePrometheus, asking: Asking
 ) -> None:
-    prometheus.answer = answer
+    prometheus.answer = hang
     failure = await asking.failure()
     assert failure.reason is Reason.SOURCE_UNREACHABLE
-    assert words in failure.message
+    assert "no answer within 0.2 s" in failure.message
+
+
+# Each part of the answer comes in time; without a bound for the whole these would never end.
+@DRIPPING
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (Limits(query_seconds=0.2, round_seconds=600), "no answer within 0.2 s"),
+        (Limits(query_seconds=600, round_seconds=0.2), "not all answers within 0.2 s"),
+    ],
+)
+async def test_a_prometheus_that_drips_is_not_waited_for(
+    prometheus: FakePrometheus, asking: Asking, start: bytes, words: str
+) -> None:
+    prometheus.answer = dripping(start)
+    failure = await asking.failure()
+    assert failure.reason is Reason.SOURCE_UNREACHABLE
+    assert failure.message.endswith(words)
+
+
+@pytest.mark.parametrize("limits", [Limits(query_seconds=600, round_seconds=600)])
+async def test_connections_that_hang_hold_up_no_other(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    prometheus.scrape(page())
+    released = threading.Event()
+
+    def answer(handler: BaseHTTPRequestHandler) -> bool:
+        return handler.path.startswith("/hangs/") and released.wait()
+
+    prometheus.answer = answer
+    hang = [f"hangs-{number}" for number in range(MAX_CONNECTIONS - 1)]
+    connections = [{"name": name, "url": prometheus.url, "pathPrefix": "/hangs"} for name in hang]
+    main = {"name": "main", "url": prometheus.url}
+    asking.file.write_text(json.dumps({"connections": [*connections, main]}))
+    hanging = [asyncio.create_task(asking.read(connection=name)) for name in hang]
+    await asyncio.sleep(0)
+    (seen,) = await asking.read()
+    assert isinstance(seen, EngineSample)
+    assert not any(task.done() for task in hanging)
+    released.set()
+    await asyncio.gather(*hanging)
+
+
+@pytest.mark.parametrize("limits", [Limits(query_seconds=600, round_seconds=600)])
+async def test_nobody_waits_for_a_prometheus_that_has_failed_until_it_answers_again(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    prometheus.scrape(page())
+    prometheus.answer = text("", 503)
+    await asking.failure()
+    released = threading.Event()
+
+    def answer(_: BaseHTTPRequestHandler) -> bool:
+        released.wait()
+        return False
+
+    prometheus.answer = answer
+    asking.seconds = PERIOD_SECONDS
+    assert "status 503" in (await asking.failure()).message
+    released.set()
+    asking.seconds += PERIOD_SECONDS - 1
+    for round_ in asking.source._rounds.values():
+        await asyncio.wrap_future(round_.future)
+    (seen,) = await asking.read()
+    assert isinstance(seen, EngineSample)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import Final
 from ballonet.api.conditions import Reason
 from ballonet.engines.vllm_metrics import METRICS
 from ballonet.telemetry.connections import (
+    MAX_CONNECTIONS,
     Connections,
     InvalidConnectionsError,
     PrometheusConnection,
@@ -21,22 +23,28 @@ from ballonet.telemetry.reading import InvalidPageError
 from ballonet.telemetry.rounds import FIRST_WINDOW_SECONDS, Limits, Readings, SourceError
 
 PERIOD_SECONDS: Final = 15.0
-MAX_THREADS: Final = 4
+# How long the round after a failed one is waited for.
+AGAIN_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True)
 class _Round:
-    """The youngest round of a connection: under way, or done and what it found."""
+    """The youngest round of a connection: under way, or done and what it found.
+
+    ``failed`` is the one before, if it found nothing.
+    """
 
     began_at: float
     future: Future[Readings]
+    failed: Future[Readings] | None = None
 
 
 class PrometheusSource:
     """Reads engine pods from Prometheus connections.
 
-    The client blocks, so rounds run in threads of their own, at most four at a time. A connection
-    has at most one round under way, and one that hangs holds up nobody else.
+    The client blocks, so rounds run in threads. A connection has at most one round under way, and
+    there is a thread for each: one that hangs holds up no other. Nor does it hold up who asks, once
+    a round of it has failed: its failure stands in until a round succeeds.
     """
 
     def __init__(
@@ -50,7 +58,7 @@ class PrometheusSource:
         self._monotonic = monotonic
         self._limits = limits or Limits()
         self._rounds: dict[str, _Round] = {}
-        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="prometheus")
+        self._threads = ThreadPoolExecutor(MAX_CONNECTIONS, thread_name_prefix="prometheus")
 
     def close(self) -> None:
         """Begin no further round; one under way ends by itself."""
@@ -75,15 +83,20 @@ class PrometheusSource:
         last = self._rounds.get(connection.name)
         now = self._monotonic()
         if last is None or (last.future.done() and now - last.began_at >= PERIOD_SECONDS):
-            last = _Round(now, self._threads.submit(_round, connection, self._limits))
+            failed = last.future if last is not None and last.future.exception() else None
+            last = _Round(now, self._threads.submit(_round, connection, self._limits), failed)
             self._rounds[connection.name] = last
-        # It ends by itself, but for what no time-out reaches: looking up a name, a free thread.
+        if last.future.done():
+            return last.future.result()
+        # It ends by itself, but for what no time-out reaches: looking up a name.
         longest = self._limits.round_seconds + self._limits.query_seconds
-        try:
-            async with asyncio.timeout(last.began_at + longest - now):
+        patience = longest if last.failed is None else AGAIN_SECONDS
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(last.began_at + patience - now):
                 return await asyncio.shield(asyncio.wrap_future(last.future))
-        except TimeoutError:
-            raise SourceError(f"no answer within {longest:g} s") from None
+        if last.failed is not None:
+            return last.failed.result()
+        raise SourceError(f"no answer within {longest:g} s")
 
 
 def _round(connection: PrometheusConnection, limits: Limits) -> Readings:

@@ -6,14 +6,17 @@ Only imported in the thread that asks.
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from io import BytesIO
-from typing import Any, Final
+from http.client import HTTPResponse
+from io import BufferedReader, BytesIO, RawIOBase
+from typing import TYPE_CHECKING, Any, Final
 
 import requests
 from prometheus_api_client import PrometheusConnect
+from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError
 from urllib3.util import Retry
 
@@ -22,6 +25,9 @@ from ballonet.diagnosis.observation import Observation
 from ballonet.telemetry.connections import PrometheusConnection
 from ballonet.telemetry.history import Scrapes, history_queries
 from ballonet.telemetry.rounds import Limits, Readings, Round, SourceError, queries
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _CHUNK_BYTES: Final = 64 * 1024
 
@@ -68,9 +74,9 @@ def _answers(
             headers={**connection.all_headers(), "Accept-Encoding": "identity"},
             auth=connection.credentials(),
             session=session,
-            retry=Retry(0, read=False),
             timeout=limits.query_seconds,
         )
+        session.mount(connection.base_url, _Adapter(session.deadline))
         for name, query in wanted:
             with _readable():
                 try:
@@ -92,21 +98,106 @@ def _readable() -> Iterator[None]:
         raise SourceError("what answers there is no Prometheus") from None
 
 
+class _Deadline:
+    """Until when the answer to a query has to be there, all of it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._round_at = time.monotonic() + limits.round_seconds
+        self._query_at = self._round_at
+
+    def begin_query(self) -> None:
+        """Count the seconds of a query from now on."""
+        self._query_at = time.monotonic() + self._limits.query_seconds
+
+    def left_seconds(self) -> float:
+        """Return how long may be waited from now on.
+
+        Raises:
+            SourceError: no longer.
+        """
+        now = time.monotonic()
+        if now >= self._round_at:
+            raise SourceError(f"not all answers within {self._limits.round_seconds:g} s")
+        if now >= self._query_at:
+            raise SourceError(f"no answer within {self._limits.query_seconds:g} s")
+        return min(self._round_at, self._query_at) - now
+
+
+class _Timely(RawIOBase):
+    """What comes over a connection, until the deadline.
+
+    The client's own limit is for each part of an answer: one that drips would never meet it.
+    """
+
+    def __init__(self, connection: socket.socket, parts: RawIOBase, deadline: _Deadline) -> None:
+        super().__init__()
+        self._connection = connection
+        self._parts = parts
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
+        self._connection.settimeout(self._deadline.left_seconds())
+        try:
+            return self._parts.readinto(buffer)
+        except TimeoutError:
+            self._deadline.left_seconds()
+            raise
+
+    def close(self) -> None:
+        super().close()
+        self._parts.close()
+
+
+class _Adapter(HTTPAdapter):
+    """Makes connections whose answers, from the status line on, are read until the deadline."""
+
+    def __init__(self, deadline: _Deadline) -> None:
+        super().__init__(max_retries=Retry(0, read=False))
+        self._deadline = deadline
+
+    def get_connection_with_tls_context(self, *arguments: Any, **options: Any) -> Any:
+        """Return the pool out of which a request gets its connection."""
+        pool = super().get_connection_with_tls_context(*arguments, **options)
+        made: Any = type(pool).ConnectionCls
+
+        def connection(**settings: Any) -> Any:
+            new = made(**settings)
+            new.response_class = self._answer
+            return new
+
+        pool.ConnectionCls = connection  # type: ignore[assignment]
+        return pool
+
+    def _answer(self, connection: socket.socket, **options: Any) -> HTTPResponse:
+        answer = HTTPResponse(connection, **options)
+        # Nothing has been read yet, so nothing is left behind in the buffer.
+        parts = answer.fp.detach()
+        answer.fp = BufferedReader(_Timely(connection, parts, self._deadline))
+        return answer
+
+
 class _Session(requests.Session):
-    """A session whose answers are bounded in bytes and all together in time."""
+    """A session whose answers are bounded in bytes, and each and all together in time."""
 
     def __init__(self, limits: Limits) -> None:
         super().__init__()
         self.trust_env = False
+        self.deadline = _Deadline(limits)
         self._limits = limits
-        self._deadline = time.monotonic() + limits.round_seconds
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        """Return nothing: also to a redirect that is not followed the body would be read whole."""
 
     def request(self, *arguments: Any, **options: Any) -> requests.Response:
         """Make a request and read its answer; what is not status 200 is an error."""
         options |= {"stream": True, "allow_redirects": False}
-        content = b""
+        content = bytearray()
+        self.deadline.begin_query()
         with super().request(*arguments, **options) as response:
-            # Parts as they come: waiting for full ones, the clock would not be looked at.
             while part := response.raw.read1(_CHUNK_BYTES):
                 content += part
                 if len(content) > self._limits.answer_bytes:
@@ -114,8 +205,6 @@ class _Session(requests.Session):
                         f"an answer is longer than {self._limits.answer_bytes} bytes; give the "
                         "connection labels that narrow it down"
                     )
-                if time.monotonic() > self._deadline:
-                    raise SourceError(f"not all answers within {self._limits.round_seconds:g} s")
         if response.status_code != 200:
             raise SourceError(f"status {response.status_code}{_told(content)}")
         answer = requests.Response()
@@ -123,7 +212,7 @@ class _Session(requests.Session):
         return answer
 
 
-def _told(content: bytes) -> str:
+def _told(content: bytearray) -> str:
     """Return the error that Prometheus tells, if it is one that tells."""
     try:
         error = json.loads(content)["error"]

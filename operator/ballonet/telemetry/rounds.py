@@ -43,7 +43,7 @@ class Limits:
     """Bounds of a round.
 
     Attributes:
-        query_seconds: connecting, and each wait for a part of an answer.
+        query_seconds: connecting to an address, and the whole answer to a query.
         round_seconds: all queries of a round.
         answer_bytes: one answer. A series of 5,000 pods takes 3 MiB, their caches' labels 8 MiB.
     """
