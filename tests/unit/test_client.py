@@ -179,6 +179,20 @@ async def test_the_servers_wish_to_wait_is_told(api: Api, cluster: KubernetesClu
     assert (await failing(cluster.get(Kind.POOL, "ns", "p"))).retry_after_seconds is None
 
 
+async def test_what_was_sent_and_may_be_a_secret_is_not_repeated(
+    api: Api, cluster: KubernetesCluster
+) -> None:
+    said = (
+        'failed to create typed patch object: .spec.template.spec.containers[name="engine"]'
+        '.env[name="DB_PASSWORD"].value: expected string, '
+        "got &value.valueUnstructured{Value:271828}"
+    )
+    api.handler = Api.answer({"kind": "Status", "reason": "", "message": said}, 500)
+    error = await failing(cluster.write_status(a_pool(resourceVersion="7")))
+    assert 'env[name="DB_PASSWORD"].value: expected string' in error.message
+    assert "271828" not in f"{error} {error.message}"
+
+
 async def test_an_older_crd_is_told_from_other_failures(
     api: Api, cluster: KubernetesCluster
 ) -> None:

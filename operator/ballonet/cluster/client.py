@@ -14,6 +14,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 
 from ballonet import __version__
+from ballonet.api.redaction import redact
 from ballonet.cluster.connection import Connection
 from ballonet.cluster.port import FIELD_MANAGER, ApiError, Json, Kind
 
@@ -335,7 +336,8 @@ def _error(call: _Call, status: int, headers: Mapping[str, str], content: bytes)
     return ApiError(
         status,
         body.get("reason") or "",
-        f"{call}: {body.get('message') or 'no message'}",
+        # It repeats what was sent, which becomes a line of a log, an Event or a status.
+        f"{call}: {redact(str(body.get('message') or 'no message'))}",
         fields=tuple(cause["field"] for cause in details.get("causes") or [] if cause.get("field")),
         # The date form of Retry-After is not used by Kubernetes; the queue's own backoff serves.
         retry_after_seconds=float(retry_after) if retry_after.isdigit() else None,

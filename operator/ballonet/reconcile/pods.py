@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
+from ballonet.api.redaction import redact
 from ballonet.cluster.port import Json
 from ballonet.engines.base import PORT
 from ballonet.engines.vllm import START_FAILURES
@@ -36,20 +37,6 @@ _CREATE_REASONS: Final = frozenset(
 )
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (?:ErrImagePull: )?')
 _ERROR_LINE = re.compile(r"(?:\b\w*(?:Error|Exception)\b[:(]|\berror:|\bERROR\b|\bfatal\b)", re.I)
-# Values of anything that is called a token, key, password or secret never leave a log; counts of
-# tokens and tokenizers do. Every name is looked at once and nothing is tried again (possessive
-# quantifiers): a pod writes what it likes, and must not keep the operator busy with it.
-_SENSITIVE: Final = (
-    r"(?=[\w-]*(?:token(?!s|iz)|secret|passw(?:or)?d|(?:api|access)[_-]?key|authorization"
-    r"|credential))"
-)
-_SECRET = re.compile(
-    rf"(?i)(?<![\w-])({_SENSITIVE}[\w-]++[\\'\"]*+\s*+[=:]\s*+\\*+)"
-    r"(?:\[[^\]]*+|\"[^\"]*+|'[^']*+|(?:(?:bearer|basic)\s++)?[^\s'\",]++)"
-    rf"|(?<![\w-])({_SENSITIVE}--[\w-]++\s++)(?!-)\S++"
-    r"|(?<![\w-])(?:hf_|sk-)[\w-]{8,}+"
-    r"|(?<=://)[^\s/@]++(?=@)"
-)
 
 
 @dataclass(frozen=True)
@@ -171,11 +158,6 @@ def availability(
     else:
         rest = "the rest is on its way" if ready < wanted else "a change is on its way"
     return Finding(Status.FALSE, Reason.STARTING, f"{ready} of {wanted} replicas serve; {rest}")
-
-
-def redact(text: str) -> str:
-    """Return text without the values of what looks like a secret."""
-    return _SECRET.sub(lambda match: f"{match[1] or match[2] or ''}***", text)
 
 
 def _first_failure(
