@@ -221,12 +221,12 @@ def _growth(history: History, facts: Facts) -> _Growth | None:
     also tells where blocks do not: behind a window, and where prefixes are shared.
     """
     window = history.over(facts.thresholds.trend_seconds)
-    used = window.ends(lambda o: _fraction(o.used_blocks))
-    usage = window.ends(lambda o: _fraction(o.usage_per_mille))[1]
+    used = window.ends(lambda o: o.used_blocks)
+    usage = window.ends(lambda o: o.usage_per_mille)[1]
     enough = usage >= facts.thresholds.tight_usage_percent * 10
     if not (enough and _rises(used, facts)):
         return None
-    running = window.ends(lambda o: _fraction(o.running))
+    running = window.ends(_running)
     exact = window.last.sequences is not None
     lengths = window.ends(_mean_tokens if exact else _blocks_per_sequence)
     if exact:
@@ -249,10 +249,10 @@ def _uncompacted(sample: Observation) -> str:
     return f"; past compactAtTokens: {', '.join(roles)}" if roles else ""
 
 
-def _rises(ends: tuple[Fraction, Fraction], facts: Facts) -> bool:
+def _rises(ends: tuple[Fraction | int, Fraction | int], facts: Facts) -> bool:
     before, after = ends
-    least = before * (100 + facts.thresholds.growth_percent) / 100
-    return after >= least and after - before >= 1
+    least_percent = 100 + facts.thresholds.growth_percent
+    return 100 * after >= least_percent * before and after - before >= 1
 
 
 # --- what requests are like -----------------------------------------------------------------------
@@ -432,10 +432,6 @@ def _free_blocks(sample: Observation) -> int | None:
     if sample.blocks is None or sample.usage_per_mille is None:
         return None
     return (sample.blocks - 1) * (1000 - sample.usage_per_mille) // 1000
-
-
-def _fraction(value: int | None) -> Fraction | None:
-    return None if value is None else Fraction(value)
 
 
 def _blocks_per_sequence(sample: Observation) -> Fraction | None:

@@ -10,7 +10,7 @@ from fractions import Fraction
 from itertools import pairwise, takewhile
 from operator import attrgetter
 from statistics import median_low
-from typing import Final
+from typing import Final, TypeVar
 
 from ballonet.diagnosis.observation import Observation
 
@@ -18,6 +18,7 @@ from ballonet.diagnosis.observation import Observation
 HOLE: Final = timedelta(seconds=45)
 
 Read = Callable[[Observation], int | None]
+Number = TypeVar("Number", int, Fraction)
 
 # A counter that falls means that the process started anew, whether it says when or not.
 _COUNTERS: Final[Callable[[Observation], tuple[int | None, ...]]] = attrgetter(
@@ -102,7 +103,7 @@ class Window:
             raise CannotSay
         return Window(self.samples[: middle + 1]), Window(self.samples[middle:])
 
-    def ends(self, read: Callable[[Observation], Fraction | None]) -> tuple[Fraction, Fraction]:
+    def ends(self, read: Callable[[Observation], Number | None]) -> tuple[Number, Number]:
         """Return the median of a number in the first and in the last third of the samples.
 
         Samples for which it does not exist do not count.
