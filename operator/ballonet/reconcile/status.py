@@ -70,6 +70,8 @@ def build(
 
 def _within_bounds(status: Json) -> Json:
     """Return a status that is not too large: the last of what is only an addition is left out."""
+    if _size_bytes(status) <= MAX_STATUS_BYTES:
+        return status
     additions = (
         (status["remedies"], 0),
         (status.get("diagnosis", {}).get("evidence", []), 1),
