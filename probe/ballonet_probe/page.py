@@ -81,6 +81,23 @@ def live_page(
     page.family(
         "ballonet_kv_blocks_free", "gauge", "KV blocks in no use.", [({}, snapshot.free_blocks)]
     )
+    _add_sequences(page, settings, snapshot, lifecycle)
+    _add_phases(page, snapshot)
+    page.family(
+        "ballonet_running_peak",
+        "gauge",
+        "Most sequences that ran at once since the last scrape.",
+        [({}, running_peak)],
+    )
+    _add_roles(page, snapshot, lifecycle)
+    _add_promises(page, settings, snapshot, lifecycle)
+    return page.text()
+
+
+def _add_sequences(
+    page: Page, settings: Settings, snapshot: Snapshot, lifecycle: Lifecycle
+) -> None:
+    """Add what the largest sequences hold by themselves, and the sums that make it whole."""
     shown, rest = _top(snapshot.sequences, settings.top)
     named = [(_labels(one, settings, lifecycle), one) for one in shown]
     sums = (
@@ -99,6 +116,10 @@ def live_page(
         "Tokens of a live sequence, prompt and output.",
         [(labels, one.tokens) for labels, one in named],
     )
+
+
+def _add_phases(page: Page, snapshot: Snapshot) -> None:
+    """Add all live sequences by phase."""
     by_phase = {
         phase: [one.tokens for one in snapshot.sequences if one.phase == phase] for phase in PHASES
     }
@@ -120,12 +141,10 @@ def live_page(
         "Tokens of the longest live sequence by phase.",
         [({"phase": phase}, max(tokens, default=0)) for phase, tokens in by_phase.items()],
     )
-    page.family(
-        "ballonet_running_peak",
-        "gauge",
-        "Most sequences that ran at once since the last scrape.",
-        [({}, running_peak)],
-    )
+
+
+def _add_roles(page: Page, snapshot: Snapshot, lifecycle: Lifecycle) -> None:
+    """Add live and ended sequences, and what happened to them, by role."""
     live: dict[str, list[int]] = {}
     for one in snapshot.sequences:
         live.setdefault(lifecycle.role(one.role), []).append(one.tokens)
@@ -150,6 +169,10 @@ def live_page(
             for (event, role), count in sorted(lifecycle.events.items())
         ],
     )
+
+
+def _add_promises(page: Page, settings: Settings, snapshot: Snapshot, lifecycle: Lifecycle) -> None:
+    """Add how many sequences are, or ended, past what their role declares."""
     for name, text, is_past, ended in (
         ("ceiling", "its role's ceiling", RoleLimits.past_ceiling, lifecycle.past_ceiling),
         (
@@ -175,7 +198,6 @@ def live_page(
             f"Sequences that ended longer than {text}.",
             [({"role": role}, ended[role]) for role in sorted(settings.roles)],
         )
-    return page.text()
 
 
 def off_page(common: Labels, reason: str) -> str:
