@@ -12,13 +12,14 @@ from typing import Final
 
 import structlog
 
+from ballonet.api.status import cut
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 
 REPEAT_SECONDS: Final = 120.0
 BURST: Final = 25
 REFILL_SECONDS: Final = 10.0
 POST_SECONDS: Final = 5.0
-MAX_NOTE: Final = 1024
+MAX_NOTE_CHARACTERS: Final = 1024
 CONTROLLER: Final = "ballonet.io/operator"
 
 log = structlog.get_logger(__name__)
@@ -59,7 +60,7 @@ class EventRecorder:
     ) -> None:
         """Post an Event about a pool; ``reason`` is a condition's, ``action`` what was done."""
         meta = pool["metadata"]
-        note = note if len(note) <= MAX_NOTE else note[: MAX_NOTE - 1] + "…"
+        note = cut(note, MAX_NOTE_CHARACTERS)
         if not self._is_new((meta["uid"], warning, reason, note)) or not self._spend(meta["uid"]):
             return
         now = self._now()

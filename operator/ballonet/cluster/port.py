@@ -1,4 +1,4 @@
-"""What the rest of Ballonet may ask of a Kubernetes API server: nine verbs on plain dicts.
+"""What the rest of Ballonet may ask of a Kubernetes API server: eight verbs on plain dicts.
 
 Nothing here retries: a failed call raises :class:`ApiError` and the work queue decides when to try
 again.

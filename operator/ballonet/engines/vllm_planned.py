@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ballonet.api.v1alpha1 import KvCacheType
 from ballonet.engines.base import Adapters, PlannedArguments, SpeculationArguments
-from ballonet.engines.vllm_versions import Version
+from ballonet.engines.vllm_versions import NEWEST, Version
 from ballonet.kv.cache_types import CACHE_TYPES
 from ballonet.kv.units import GIB
 
@@ -106,7 +106,7 @@ _FURTHER_KV_CACHE_TYPES: Final = [
 ]
 # Values that not all versions know: the first and the last minor version that does (CacheDType,
 # MambaDType, MambaCacheMode in config/cache.py, 0.10.2 to 0.33.0).
-_LATEST: Final = (0, 33)
+_LATEST: Final = NEWEST[:2]
 _STATE_TYPES_SINCE: Final = {"float16": ((0, 13), _LATEST), "bfloat16": ((0, 22), _LATEST)}
 _LIFETIMES: Final[Mapping[str, Mapping[str, tuple[tuple[int, int], tuple[int, int]]]]] = {
     "--kv-cache-dtype": {
