@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ballonet.api.v1alpha1 import DiagnosisSpec
-from ballonet.diagnosis.observation import Observation
+from ballonet.diagnosis.observation import Observation, Offload, Sequences
 from ballonet.diagnosis.window import History
 from ballonet.telemetry.ring import MAX_OBSERVATIONS, SPAN, Ring
 
@@ -27,6 +27,28 @@ def filled(seconds: Iterable[float]) -> list[float]:
 
 def test_a_sample_that_is_told_twice_is_kept_once() -> None:
     assert filled([0, 0, 15, 15, 30]) == [0, 15, 30]
+
+
+def test_what_is_kept_is_what_was_observed() -> None:
+    ring = Ring()
+    offload = Offload(stored_bytes=10**12, skipped_stores=0)
+    probed = Sequences(count=3, tokens=10**6, longest_tokens=9000, past_ceiling={"worker": 1})
+    for observation in (
+        seen := [
+            Observation(at=START, engines=1),
+            Observation(
+                at=START + timedelta(seconds=15),
+                engines=2,
+                running=0,
+                prompt_tokens=10**15,
+                finished={"stop": 7, "length": 0},
+                offload=offload,
+                sequences=probed,
+            ),
+        ]
+    ):
+        ring.add(observation)
+    assert list(ring) == seen
 
 
 def test_a_late_sample_is_left_out_and_a_clock_that_was_set_back_begins_anew() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from ballonet.diagnosis.observation import Observation
@@ -20,33 +21,31 @@ MAX_OBSERVATIONS: Final = 128
 class Ring:
     """Observations of one pod, oldest first, each later than the one before.
 
-    Holds at least 15 minutes and at most 20, in at most 128 observations of about 1.5 KiB,
-    and 0.4 KiB more for each engine of a pod that has several.
+    Holds at least 15 minutes and at most 20, in at most 128 observations. They are kept packed,
+    which takes a quarter of the memory: there are a hundred of each pod, and they are looked at
+    once a pass.
     """
 
     __slots__ = ("_kept",)
 
     def __init__(self) -> None:
-        self._kept: deque[Observation] = deque(maxlen=MAX_OBSERVATIONS)
+        self._kept: deque[tuple[datetime, bytes]] = deque(maxlen=MAX_OBSERVATIONS)
 
     def add(self, observation: Observation) -> None:
         """Keep an observation. One that is known already, as a source may tell it twice, is not."""
-        kept = self._kept
-        if kept and observation.at <= kept[-1].at:
-            if kept[-1].at - observation.at < LATE:
+        kept, at = self._kept, observation.at
+        if kept and at <= kept[-1][0]:
+            if kept[-1][0] - at < LATE:
                 return
             # A clock was set back: what is kept would stay the newest for long.
             kept.clear()
-        if len(kept) > 1 and observation.at - kept[-2].at < SPACING:
+        if len(kept) > 1 and at - kept[-2][0] < SPACING:
             kept.pop()
-        kept.append(observation)
-        while observation.at - kept[0].at > SPAN:
+        kept.append((at, pickle.dumps(observation, pickle.HIGHEST_PROTOCOL)))
+        while at - kept[0][0] > SPAN:
             kept.popleft()
 
     def __iter__(self) -> Iterator[Observation]:
-        return iter(self._kept)
-
-    @property
-    def last(self) -> Observation | None:
-        """The newest observation."""
-        return self._kept[-1] if self._kept else None
+        for _, packed in self._kept:
+            observation: Observation = pickle.loads(packed)  # noqa: S301 - its own
+            yield observation
