@@ -76,7 +76,19 @@ async def test_an_engine_is_asked_for_its_metrics_and_its_version(
     assert seen.report.blocks == 128
 
 
-@pytest.mark.parametrize("answer", ["", "[]", '{"version": 7}', "x" * 5000, "[" * 4000])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "[]",
+        '{"version": 7}',
+        r'{"version": "0.32.0\ud800"}',
+        r'{"version": "0.32.0\u001b[31m"}',
+        '{"version": "%s"}' % ("1" * 65),
+        "x" * 5000,
+        "[" * 4000,
+    ],
+)
 async def test_an_engine_that_does_not_tell_its_version_is_read_all_the_same(
     scrape: DirectScrape, serve: Callable[..., Awaitable[PodTarget]], answer: str
 ) -> None:

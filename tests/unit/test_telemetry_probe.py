@@ -62,6 +62,19 @@ def test_a_page_tells_of_all_sequences_and_not_only_of_those_with_a_name() -> No
     )
 
 
+@pytest.mark.parametrize(
+    "end", ["\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\0"]
+)
+def test_text_of_clients_ends_no_line_of_the_page(end: str) -> None:
+    evil = f"x{end}ballonet_running_peak 99{end}"
+    sequences = [
+        Sequence(evil, evil, evil, "decode", 3, 3, 100),
+        a_sequence("b", 600),
+    ]
+    seen = read_probes([a_page(*sequences)])
+    assert (seen.count, seen.tokens, seen.running_peak) == (2, 700, 2)
+
+
 def test_engines_of_a_pod_add_up_but_for_the_longest() -> None:
     both = read_probes([PAGE, a_page(a_sequence("a", 1000), shared=1)])
     assert (both.count, both.tokens, both.longest_tokens) == (5, 2900, 1000)

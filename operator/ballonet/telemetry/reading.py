@@ -28,6 +28,8 @@ MAX_COUNT: Final = 10**15
 _MAX_VALUES: Final = 64
 _MAX_VALUE_CHARACTERS: Final = 64
 _LATEST_START: Final = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
+# Engines count blocks, and tokens of one, in 32 bits. What is worked out of them stays in 64.
+_MOST_BLOCKS: Final = 2**31 - 1
 _WHOLE: Final = re.compile(r"[0-9]{1,15}")
 _DECIMAL: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,20})?")
 
@@ -243,33 +245,33 @@ def _report(info: Sequence[Series]) -> EngineReport | None:
     spans = ("effective_attention_block_size", "block_size")
     if total < len(info):
         raise InvalidPageError("num_gpu_blocks of the cache configuration is less than the engines")
+    blocks = total // len(info)
     return EngineReport(
-        blocks=total // len(info),
+        blocks=blocks,
         block_tokens=next((n for name in spans if (n := _label(labels, name)) is not None), None),
-        max_concurrency=_concurrency(labels),
+        max_concurrency=_concurrency(labels, blocks),
         # What the flag gave; with an override of the blocks it says nothing about them.
         kv_cache_bytes=None
         if _label(labels, "num_gpu_blocks_override") is not None
-        else _label(labels, "kv_cache_memory_bytes"),
+        else _label(labels, "kv_cache_memory_bytes", MAX_COUNT),
     )
 
 
-def _label(labels: Labels, name: str) -> int | None:
+def _label(labels: Labels, name: str, most: int = _MOST_BLOCKS) -> int | None:
     text = labels.get(name, "None")
     if text in ("None", ""):
         return None
-    # The bound keeps status within int64 and JSON's exact integers.
-    if not _WHOLE.fullmatch(text) or int(text) == 0:
+    if not _WHOLE.fullmatch(text) or not 0 < int(text) <= most:
         raise InvalidPageError(f"label {name} of the cache configuration is {text[:40]!r}")
     return int(text)
 
 
-def _concurrency(labels: Labels) -> Fraction | None:
+def _concurrency(labels: Labels, blocks: int) -> Fraction | None:
     text = labels.get("kv_cache_max_concurrency", "None")
     if text in ("None", ""):
         return None
     # Checked as text first: a fraction of 1e999999999 would fill the memory.
     value = Fraction(text) if _DECIMAL.fullmatch(text) else Fraction(0)
-    if value <= 0:
+    if value <= 0 or blocks > value * _MOST_BLOCKS:
         raise InvalidPageError(f"label kv_cache_max_concurrency is {text[:40]!r}")
     return value

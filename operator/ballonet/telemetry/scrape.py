@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -18,6 +19,7 @@ from ballonet.telemetry.tries import QUICK_SECONDS, Tries
 TIMEOUT_SECONDS: Final = 5.0
 MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 MAX_VERSION_BYTES: Final = 4096
+_VERSION: Final = re.compile(r"[0-9A-Za-z.+_-]{1,64}")
 
 
 class DirectScrape:
@@ -75,7 +77,8 @@ class DirectScrape:
         except (UnreachableError, InvalidPageError, ValueError, RecursionError):
             return None
         version = answer.get("version") if isinstance(answer, dict) else None
-        return version[:64] if isinstance(version, str) else None
+        # It stands in conditions: what is no version is not repeated there.
+        return version if isinstance(version, str) and _VERSION.fullmatch(version) else None
 
 
 def read_page(page: str, at: datetime) -> Reading:
