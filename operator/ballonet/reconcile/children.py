@@ -1,7 +1,7 @@
 """The objects of a pool, rendered: pod template, Deployment, Service and budget ConfigMap.
 
-Three layers make a pod template, each over the one before: what we would choose (DEFAULTS), the
-user's engine.podTemplate, and what is ours to say (OWNED: the numbers, the probes, the drain).
+Three layers make a pod template, each over the one before: what we would choose (``_defaults``),
+the user's engine.podTemplate, and what is ours to say (``_owned``: numbers, health checks, drain).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final
 from ballonet.api.v1alpha1 import InferencePoolSpec, RolloutStrategy
 from ballonet.cluster.port import Json
 from ballonet.engines.base import PORT
+from ballonet.kv.units import ceil_div
 from ballonet.planning.plan import MODEL_MOUNT, Plan
 from ballonet.planning.pod import CONTAINER, engine_containers, user_env, user_template
 from ballonet.planning.probe import ARCHIVE, MOUNT, is_probed, probe_env, probe_ports
@@ -259,13 +260,13 @@ def _owned(name: str, spec: InferencePoolSpec, plan: Plan) -> Json:
         "ports": [
             {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()
         ],
-        "startupProbe": _probe(
-            period=_STARTUP_PERIOD_SECONDS,
-            failures=-(-spec.engine.startup_timeout_seconds // _STARTUP_PERIOD_SECONDS),
+        "startupProbe": _health_check(
+            period_seconds=_STARTUP_PERIOD_SECONDS,
+            failures=ceil_div(spec.engine.startup_timeout_seconds, _STARTUP_PERIOD_SECONDS),
         ),
-        "readinessProbe": _probe(period=5, failures=3),
+        "readinessProbe": _health_check(period_seconds=5, failures=3),
         # A busy engine may answer late; restarting it would lose every sequence it holds.
-        "livenessProbe": _probe(period=15, failures=8),
+        "livenessProbe": _health_check(period_seconds=15, failures=8),
         # The cause of a failed start stands in the log, not in a file.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "resources": _owned_resources(plan),
@@ -319,10 +320,10 @@ def _owned_resources(plan: Plan) -> Json:
     return {"limits": limits, "requests": requests} if requests else {"limits": limits}
 
 
-def _probe(*, period: int, failures: int) -> dict[str, Any]:
+def _health_check(*, period_seconds: int, failures: int) -> dict[str, Any]:
     return {
         "httpGet": {"path": "/health", "port": "http"},
-        "periodSeconds": period,
+        "periodSeconds": period_seconds,
         "timeoutSeconds": 5,
         "failureThreshold": failures,
     }

@@ -14,6 +14,7 @@ from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.redaction import redact
+from ballonet.api.status import cut
 from ballonet.cluster.port import Json
 from ballonet.engines.base import PORT
 from ballonet.engines.vllm import START_FAILURES
@@ -21,8 +22,8 @@ from ballonet.planning.pod import CONTAINER
 from ballonet.reconcile.children import PROBE_PORT
 from ballonet.telemetry.port import PodTarget
 
-_MAX_WORDS: Final = 400
-_MAX_LINE: Final = 2000
+_MAX_MESSAGE_CHARACTERS: Final = 400
+_MAX_LINE_CHARACTERS: Final = 2000
 _IMAGE_REASONS: Final = frozenset(
     {
         "ErrImagePull",
@@ -247,7 +248,7 @@ _CHECKS: Final[tuple[Callable[[Json, Mapping[str, str]], Finding | None], ...]] 
 
 def _engine_failure(where: str, exit_code: int, log: str) -> Finding:
     """Name the cause by the known words of the engine, which may stand far above the last error."""
-    lines = [line.strip()[:_MAX_LINE] for line in log.splitlines() if line.strip()]
+    lines = [line.strip()[:_MAX_LINE_CHARACTERS] for line in log.splitlines() if line.strip()]
     for failure in START_FAILURES:
         for line in lines:
             if re.search(failure.pattern, line):
@@ -260,9 +261,7 @@ def _engine_failure(where: str, exit_code: int, log: str) -> Finding:
 
 def _finding(reason: Reason, message: str) -> Finding:
     text = redact(" ".join(message.split()))
-    return Finding(
-        Status.FALSE, reason, text if len(text) <= _MAX_WORDS else text[: _MAX_WORDS - 1] + "…"
-    )
+    return Finding(Status.FALSE, reason, cut(text, _MAX_MESSAGE_CHARACTERS))
 
 
 def _ended(status: Json) -> tuple[Json | None, bool]:

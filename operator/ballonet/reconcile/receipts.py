@@ -46,7 +46,7 @@ READ_AGAIN_SECONDS: Final = 60.0
 _PRODUCT: Final = (".product", ".product-name")
 _MEMORY: Final = (".memory", ".vram")
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]")
-_MAX_WORDS: Final = 253
+_MAX_TEXT_CHARACTERS: Final = 253
 
 
 def config_map(namespace: str, receipts: Receipts) -> Json:
@@ -180,7 +180,7 @@ def device_of(labels: Mapping[str, str], resource: str | None) -> str | None:
 
 def _words(text: str) -> str:
     """Return text of a node or a pod as a receipt takes it: whoever wrote it may write anything."""
-    return _UNPRINTABLE.sub("?", text)[:_MAX_WORDS]
+    return _UNPRINTABLE.sub("?", text)[:_MAX_TEXT_CHARACTERS]
 
 
 # --- what is kept ---------------------------------------------------------------------------------
