@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from ballonet.kv.units import ceil_div
+
 _LEAST_BAR_CELLS: Final = 10
 _MOST_BAR_CELLS: Final = 100
 
@@ -150,7 +152,7 @@ class Canvas:
         steps = _LEVELS if self.colour else _PLAIN_LEVELS
         most = len(steps) - 1
         return "".join(
-            " " if value is None else steps[min(most, -(-value * most // max(1, top)))]
+            " " if value is None else steps[min(most, ceil_div(value * most, max(1, top)))]
             for value in values
         )
 

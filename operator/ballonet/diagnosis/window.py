@@ -13,6 +13,7 @@ from statistics import median_low
 from typing import Final, TypeVar
 
 from ballonet.diagnosis.observation import Observation
+from ballonet.kv.units import ceil_div
 
 # Samples further apart than this, and than twice their usual distance, have a hole between them.
 HOLE: Final = timedelta(seconds=45)
@@ -86,7 +87,7 @@ class Window:
     def high(self, read: Read) -> int:
         """Return the 95th percentile of a number, by nearest rank."""
         values = sorted(self.values(read))
-        return values[-(-95 * len(values) // 100) - 1]
+        return values[ceil_div(95 * len(values), 100) - 1]
 
     def share(self, holds: Callable[[Observation], bool]) -> Fraction:
         """Return in which share of the samples something holds."""
