@@ -10,8 +10,8 @@ import pytest
 
 from ballonet.api.conditions import Reason
 from ballonet.cluster.port import Json
-from ballonet.diagnosis.observation import Observation
-from e2e.harness.pools import a_pool
+from ballonet.diagnosis.observation import Observation, Offload
+from e2e.harness.pools import a_gpu_pool, a_pool
 from tests.controller.world import NAMESPACE, World
 
 PERIOD_SECONDS = 15
@@ -38,7 +38,7 @@ class Load:
             rejections=0,
         )
 
-    async def goes_on(self, seconds: int, *, tokens: int = 100, **gauges: Any) -> None:
+    async def goes_on(self, seconds: int, *, tokens: int = 100, **figures: Any) -> None:
         """Let time pass, a pass of the operator at each period."""
         for _ in range(0, seconds, PERIOD_SECONDS):
             self.world.pass_time(PERIOD_SECONDS)
@@ -47,7 +47,7 @@ class Load:
                 before,
                 at=self.world.engines.now,
                 generation_tokens=(before.generation_tokens or 0) + tokens,
-                **gauges,
+                **figures,
             )
             self.world.engines.observation = self.now
             await self.world.reconcile()
@@ -106,6 +106,63 @@ async def test_live_numbers_write_nothing_while_the_verdict_stands(
         await load.goes_on(PERIOD_SECONDS, **gauges)
     assert world.cluster.writes == []
     assert diagnosis(world) == before
+
+
+def moved(megabytes: int) -> dict[str, Any]:
+    """What caches have given when so much went to host memory."""
+    return {
+        "offload": Offload(stored_bytes=megabytes * 2**20, loaded_bytes=0),
+        "prefix_queried_tokens": 100 * megabytes,
+        "prefix_hit_tokens": 40 * megabytes,
+        "external_hit_tokens": 20 * megabytes,
+        "host_hit_tokens": 20 * megabytes,
+    }
+
+
+async def test_the_use_of_host_memory_is_told_with_the_next_change_and_writes_nothing() -> None:
+    world = World()
+    pool = a_gpu_pool().set("offload", {"mode": "Enabled", "hostMemory": "8Gi"})
+    world.cluster.put(pool.build(NAMESPACE))
+    load = Load(world)
+    await world.settle()
+    await load.goes_on(90, **CALM, **moved(10))
+    assert world.condition("KVPressure") == ("False", "Healthy")
+    world.cluster.writes.clear()
+    before = world.pool()["status"]["offload"]
+    for megabytes in range(20, 60):
+        await load.goes_on(PERIOD_SECONDS, **CALM, **moved(megabytes))
+    world.restart_operator()
+    await load.goes_on(90, **CALM, **moved(60))
+    assert world.cluster.writes == []
+    assert world.pool()["status"]["offload"] == before
+
+    await load.goes_on(60, tokens=0, **CALM, **moved(70))
+    assert world.condition("EngineHealthy") == ("False", "EngineStuck")
+    told = world.pool()["status"]["offload"]
+    assert told.pop("readAt") == diagnosis(world)["since"]
+    assert told == {
+        "engines": 1,
+        "hostBytesInUse": 70 * 2**20,
+        "queriedTokens": 7000,
+        "deviceHitTokens": 2800,
+        "hostHitTokens": 1400,
+        "externalHitTokens": 0,
+    }
+
+
+async def test_of_engines_that_do_not_tell_how_host_memory_is_used_there_is_no_number() -> None:
+    world = World()
+    pool = a_gpu_pool().set("offload", {"mode": "Enabled", "hostMemory": "8Gi"})
+    world.cluster.put(pool.build(NAMESPACE))
+    await world.settle()
+    await Load(world).goes_on(90, **CALM)
+    told = world.pool()["status"]["offload"]
+    assert told.keys() == {"readAt", "engines"}
+
+
+async def test_without_offload_a_status_has_no_word_of_it(world: World, load: Load) -> None:
+    await load.goes_on(90, **CALM, **moved(10))
+    assert "offload" not in world.pool()["status"]
 
 
 async def test_an_idle_hour_writes_nothing(world: World, load: Load) -> None:

@@ -13,7 +13,7 @@ from ballonet.api.conditions import Reason
 from ballonet.app.metrics import CountedSource, Metrics
 from ballonet.app.workers import SCHEMA_RETRY_SECONDS, Workers
 from ballonet.cluster.port import ApiError
-from ballonet.diagnosis.observation import Observation, Sequences
+from ballonet.diagnosis.observation import Observation, Offload, Sequences
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.reconcile import Outcome, PoolKey
 from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
@@ -218,6 +218,49 @@ async def test_blocks_are_shown_by_state_over_all_engines(harness: Harness) -> N
     values = dict(re.findall(r'state="(\w+)"} ([0-9.]+)', shown))
     # Two pods of two engines with 63 usable blocks; of one of them only the size is known.
     assert values == {"total": "252.0", "in_use": "100.0", "free": "26.0", "shared": "5.0"}
+
+
+async def test_the_use_of_caches_is_shown_by_tier_and_goes_with_the_pool(harness: Harness) -> None:
+    def reading(stored: int | None, **tokens: int) -> EngineSample:
+        target = PodTarget("ns", "p-1", "u", "10.0.0.1", 8000)
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        offload = None if stored is None else Offload(stored_bytes=stored)
+        return EngineSample(
+            target, None, None, Observation(at=now, engines=1, offload=offload, **tokens)
+        )
+
+    hits = {"prefix_hit_tokens": 30, "external_hit_tokens": 20, "host_hit_tokens": 20}
+    told = reading(4096, prefix_queried_tokens=100, **hits)
+    status = {"engine": {"hostCacheBytes": 10_000}}
+    harness.behave = lambda: Outcome(None, status, (told, reading(None)))
+    harness.queue.add(KEY)
+    await harness.one_round()
+    pool = 'namespace="ns",pool="p"'
+    shown = await harness.series("ballonet_pool_host_cache_bytes{")
+    shown += await harness.series("ballonet_pool_prefix_")
+    for line in (
+        f'ballonet_pool_host_cache_bytes{{{pool},state="total"}} 20000.0',
+        f'ballonet_pool_host_cache_bytes{{{pool},state="in_use"}} 4096.0',
+        f"ballonet_pool_prefix_queried_tokens{{{pool}}} 100.0",
+        f'ballonet_pool_prefix_hit_tokens{{{pool},tier="device"}} 30.0',
+        f'ballonet_pool_prefix_hit_tokens{{{pool},tier="host"}} 20.0',
+        f'ballonet_pool_prefix_hit_tokens{{{pool},tier="external"}} 0.0',
+    ):
+        assert line in shown
+    # An engine that tells nothing has no series, and neither has a pool that is gone.
+    harness.behave = lambda: Outcome(None, {}, (reading(None),))
+    harness.queue.add(KEY)
+    await harness.one_round()
+    assert await harness.series("ballonet_pool_host_cache_bytes{") == ""
+    assert await harness.series("ballonet_pool_prefix_") == ""
+    harness.behave = lambda: Outcome(None, status, (told,))
+    harness.queue.add(KEY)
+    await harness.one_round()
+    assert await harness.series("ballonet_pool_prefix_hit") != ""
+    harness.behave = lambda: Outcome(None)
+    harness.queue.add(KEY)
+    await harness.one_round()
+    assert await harness.series("ballonet_pool_") == ""
 
 
 async def test_the_verdict_is_one_of_a_set_of_states(harness: Harness) -> None:

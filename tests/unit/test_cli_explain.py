@@ -158,6 +158,43 @@ async def test_without_a_prometheus_pods_are_shown_as_they_are(cluster: People) 
     assert "give --prometheus URL" in text
 
 
+async def test_how_host_memory_is_used_is_told_of_pools_that_have_some(cluster: People) -> None:
+    assert "host memory" not in drawn(await told(cluster))
+    pool = cluster.peek(*_pool_key())
+    assert pool is not None
+    pool["status"]["engine"]["hostCacheBytes"] = 8 * 2**30
+    stored = {"readAt": stamp(9), "engines": 1, "hostBytesInUse": 2**30}
+    cluster.put({**pool, "status": {**pool["status"], "offload": stored}})
+    # Of these engines it is not known.
+    story = await told(cluster)
+    assert "host memory: what is in use of 8.00 GiB for 1 engine is not reported" in drawn(story)
+    # Without an answer, what the status says.
+    asked, cluster.page = cluster.page, ApiError(403, "Forbidden", "pods/proxy is forbidden")
+    assert f"1.00 GiB of 8.00 GiB in use by 1 engine (read {stamp(9)})" in drawn(
+        await told(cluster)
+    )
+    cluster.page = f"""{asked}
+vllm:kv_offload_store_bytes_total{{engine="0"}} {3 * 2**30}
+vllm:prefix_cache_queries_total{{engine="0"}} 9000
+vllm:prefix_cache_hits_total{{engine="0"}} 4000
+vllm:external_prefix_cache_hits_total{{engine="0"}} 1500
+"""
+    story = await told(cluster)
+    assert (
+        "host memory: 3.00 GiB of 8.00 GiB in use by 1 engine; of 9,000 prompt tokens looked for "
+        "since the start, 4,000 were on the device, 1,500 in host memory (read "
+        f"{stamp(0)})"
+    ) in drawn(story, 400)
+    assert json.loads(shown(story, OutputFormat.JSON, Canvas(80)))["offload"] == {
+        "readAt": stamp(0),
+        "engines": 1,
+        "hostBytesInUse": 3 * 2**30,
+        "queriedTokens": 9000,
+        "deviceHitTokens": 4000,
+        "hostHitTokens": 1500,
+    }
+
+
 async def test_what_may_not_be_read_is_said(cluster: People) -> None:
     cluster.page = ApiError(403, "Forbidden", "pods/proxy is forbidden")
     assert "note: pool-7f-x cannot be read: 403 Forbidden" in drawn(await told(cluster))

@@ -72,6 +72,7 @@ def test_a_real_page_is_read() -> None:
         prefix_hit_tokens=3200,
         external_queried_tokens=0,
         external_hit_tokens=0,
+        host_hit_tokens=0,
     )
 
 

@@ -20,9 +20,10 @@ MAX_REMEDIES: Final = 8
 MAX_DESCRIPTION_CHARACTERS: Final = 512
 MAX_PATCH_CHARACTERS: Final = 1024
 MAX_EVIDENCE: Final = 16
+MAX_INT64: Final = 2**53
 
 Int32 = Annotated[int, integer(0, 2**31 - 1)]
-Int64 = Annotated[int, integer(0, 2**53, bits=64)]
+Int64 = Annotated[int, integer(0, MAX_INT64, bits=64)]
 Word = Annotated[str, text(63, low=0)]
 
 
@@ -221,6 +222,36 @@ class EngineStatus(Model):
     )
 
 
+class OffloadStatus(Model):
+    """How host memory and the caches beside it are used; numbers alone write no status.
+
+    Those of this moment are metrics: ballonet_pool_host_cache_bytes and
+    ballonet_pool_prefix_hit_tokens.
+    """
+
+    read_at: Annotated[str, text(64, low=0), Field(json_schema_extra={"format": "date-time"})] = (
+        Field(description="When the engines said so.")
+    )
+    engines: Int32 = Field(description="Engines that these numbers are of.")
+    host_bytes_in_use: Int64 | None = Field(
+        None,
+        description="KV data in host memory over these engines: what went there, at most the "
+        "hostCacheBytes of each.",
+    )
+    queried_tokens: Int64 | None = Field(
+        None, description="Prompt tokens that were looked for since the engines started."
+    )
+    device_hit_tokens: Int64 | None = Field(
+        None, description="Those of them that the prefix cache on the device had."
+    )
+    host_hit_tokens: Int64 | None = Field(
+        None, description="Those of them that host memory had, and not the device."
+    )
+    external_hit_tokens: Int64 | None = Field(
+        None, description="Those of them that came from further away."
+    )
+
+
 class EvidenceStatus(Model):
     """One finding with its numbers, as they were when the verdict came."""
 
@@ -291,4 +322,9 @@ class InferencePoolStatus(Model):
         description="Changes that make the topologies fit, cheapest first.",
     )
     engine: EngineStatus | None = Field(None, description="What was written into the pods.")
+    offload: OffloadStatus | None = Field(
+        None,
+        description="How host memory and the caches beside it are used, as read when the status "
+        "was last written for another reason; absent without offload.",
+    )
     diagnosis: DiagnosisStatus | None = Field(None, description="What live numbers say.")

@@ -21,6 +21,7 @@ from ballonet import __version__
 from ballonet.api.conditions import ALWAYS_POSSIBLE, REASONS, ConditionType
 from ballonet.api.v1alpha1 import KIND, MetricsSourceKind
 from ballonet.cluster.port import ApiError, Json
+from ballonet.diagnosis.cache_use import CacheUse, Tier, cache_use
 from ballonet.diagnosis.observation import Observation
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.reconcile import PoolKey
@@ -224,6 +225,7 @@ class _PoolCollector(Collector):
             "1 for the verdict of the diagnosis, 0 for the others.",
             labels=[*labels, "verdict"],
         )
+        yield from _cache_series(_cache_uses(statuses, readings))
         for key, status in statuses:
             present = _at(status, "diagnosis.verdict")
             if present is not None:
@@ -274,6 +276,49 @@ def _add_folded(
     labels: Sequence[str],
     samples: Sequence[EngineSample],
     figure: Callable[[Observation], float | None],
+def _cache_uses(
+    statuses: Iterable[tuple[PoolKey, Json]],
+    readings: Iterable[tuple[PoolKey, Sequence[EngineSample]]],
+) -> Iterator[tuple[PoolKey, int | None, CacheUse]]:
+    """Yield how the caches of each pool are used, with the host memory that its engines have."""
+    own = {key: _at(status, "engine.hostCacheBytes") for key, status in statuses}
+    for key, samples in readings:
+        host_cache_bytes = own.get(key)
+        use = cache_use([sample.observation for sample in samples], host_cache_bytes)
+        if use is not None:
+            given = None if host_cache_bytes is None else host_cache_bytes * use.engines
+            yield key, given, use
+
+
+def _cache_series(uses: Iterable[tuple[PoolKey, int | None, CacheUse]]) -> Iterator[Metric]:
+    labels = ["namespace", "pool"]
+    host = GaugeMetricFamily(
+        "ballonet_pool_host_cache_bytes",
+        "Host memory for KV blocks of all engines of a pool by state.",
+        labels=[*labels, "state"],
+    )
+    queried = GaugeMetricFamily(
+        "ballonet_pool_prefix_queried_tokens",
+        "Prompt tokens that were looked for in caches since the engines started.",
+        labels=labels,
+    )
+    hits = GaugeMetricFamily(
+        "ballonet_pool_prefix_hit_tokens",
+        "Prompt tokens that a tier of caches had since the engines started.",
+        labels=[*labels, "tier"],
+    )
+    for key, given, use in uses:
+        for state, size in (("total", given), ("in_use", use.host_bytes_in_use)):
+            if size is not None:
+                host.add_metric([*key, state], size)
+        if use.queried_tokens is not None:
+            queried.add_metric(list(key), use.queried_tokens)
+        for tier in Tier:
+            if tier in use.hit_tokens:
+                hits.add_metric([*key, tier], use.hit_tokens[tier])
+    yield from (host, queried, hits)
+
+
     fold: _Fold,
 ) -> None:
     """Add what the figures of all engine pods make together."""

@@ -15,6 +15,7 @@ from ballonet.cli.output import patch_command
 from ballonet.cli.pool_story import History, Story
 from ballonet.cluster.port import Json
 from ballonet.diagnosis.observation import Observation
+from ballonet.kv.units import counted, format_bytes
 
 _MOST_CELLS: Final = 72
 _NAMES: Final = 11
@@ -29,6 +30,7 @@ def document(story: Story) -> Json:
         "since": timestamp(story.since),
         "until": timestamp(story.until),
         "diagnosis": story.diagnosis,
+        **({"offload": story.offload} if story.offload else {}),
         "timeline": [
             {"time": timestamp(e.at), "what": e.what, "text": e.text} for e in story.entries
         ],
@@ -48,7 +50,12 @@ def shown(story: Story, output: OutputFormat, canvas: Canvas) -> str:
             return as_json(document(story))
         case OutputFormat.YAML:
             return as_yaml(document(story))
-    parts = [_head(story, canvas), _chart(story, canvas), _timeline(story, canvas)]
+    parts = [
+        _head(story, canvas),
+        _offload(story, canvas),
+        _chart(story, canvas),
+        _timeline(story, canvas),
+    ]
     parts.append([f"note: {printable(note)}" for note in story.notes])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
@@ -68,6 +75,34 @@ def _head(story: Story, canvas: Canvas) -> list[str]:
         command = patch_command(metadata["name"], metadata["namespace"], lever["patch"])
         lines.append(f"  {command}")
     return lines
+
+
+def _offload(story: Story, canvas: Canvas) -> list[str]:
+    """Return how full host memory is, and where prompt tokens were found; nothing without it."""
+    use = story.offload
+    if not use:
+        return []
+    given = story.pool["status"]["engine"]["hostCacheBytes"] * use["engines"]
+    held, engines = use.get("hostBytesInUse"), counted(use["engines"], "engine")
+    if held is None:
+        words = f"what is in use of {format_bytes(given)} for {engines} is not reported"
+    else:
+        words = f"{format_bytes(held)} of {format_bytes(given)} in use by {engines}"
+    found = [
+        f"{use[field]:,} {where}"
+        for field, where in (
+            ("deviceHitTokens", "were on the device"),
+            ("hostHitTokens", "in host memory"),
+            ("externalHitTokens", "further away"),
+        )
+        if field in use
+    ]
+    if found and "queriedTokens" in use:
+        words += (
+            f"; of {use['queriedTokens']:,} prompt tokens looked for since the start, "
+            f"{', '.join(found)}"
+        )
+    return _wrapped(f"host memory: {words} (read {use['readAt']})", canvas, "")
 
 
 def _chart(story: Story, canvas: Canvas) -> list[str]:

@@ -16,6 +16,7 @@ from ballonet.api.v1alpha1 import KIND
 from ballonet.catalog import Catalog
 from ballonet.cli.cluster import asked, namespace_of
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
+from ballonet.diagnosis.cache_use import cache_use
 from ballonet.diagnosis.diagnose import Courses, diagnose
 from ballonet.diagnosis.facts import Facts, facts_of
 from ballonet.diagnosis.observation import Observation
@@ -23,6 +24,7 @@ from ballonet.engines.base import PORT
 from ballonet.planning.plan import plan_pool
 from ballonet.reconcile.children import selector
 from ballonet.reconcile.gather import read_config, read_spec
+from ballonet.reconcile.status import offload_status
 from ballonet.telemetry.connections import (
     Connections,
     InvalidConnectionsError,
@@ -84,6 +86,24 @@ class Story:
         """The verdict that stands in the status."""
         found: Json = self.pool.get("status", {}).get("diagnosis") or {}
         return found
+
+    @property
+    def offload(self) -> Json:
+        """How host memory is used, as in the status but by the newest samples where there are any.
+
+        Empty without offload.
+        """
+        status = self.pool.get("status", {})
+        host_cache_bytes = status.get("engine", {}).get("hostCacheBytes")
+        if host_cache_bytes is None:
+            return {}
+        newest = [seen[-1] for seen in self.history.values() if seen]
+        last = max((sample.at for sample in newest), default=None)
+        alive = [sample for sample in newest if last is not None and last - sample.at <= _GONE]
+        use = offload_status(cache_use(alive, host_cache_bytes))
+        if use is None:
+            return status.get("offload") or {}
+        return use.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     @property
     def exit_code(self) -> int:

@@ -112,6 +112,7 @@ class Observation:
 
         prefix_queried_tokens, prefix_hit_tokens: tokens looked up and found in the prefix cache.
         external_queried_tokens, external_hit_tokens: the same in a cache outside the device.
+        host_hit_tokens: those of them that host memory had; engines before vLLM 0.32 do not tell.
 
         offload: None without an offload connector.
         sequences: None without the probe.
@@ -151,6 +152,7 @@ class Observation:
     prefix_hit_tokens: int | None = None
     external_queried_tokens: int | None = None
     external_hit_tokens: int | None = None
+    host_hit_tokens: int | None = None
 
     offload: Offload | None = None
     sequences: Sequences | None = None

@@ -68,6 +68,8 @@ METRICS: Final = EngineMetrics(
         "prefix_hit_tokens": _own("prefix_cache_hits_total"),
         "external_queried_tokens": _own("external_prefix_cache_queries_total", "0.11.2"),
         "external_hit_tokens": _own("external_prefix_cache_hits_total", "0.11.2"),
+        # All of its sources together are the hits of the two caches (its help text, 0.32.0).
+        "host_hit_tokens": _own("prompt_tokens_cached_by_source_total", "0.32.0", source="host"),
     },
     offload={
         "stored_bytes": _moved("store", "GPU_to_CPU"),

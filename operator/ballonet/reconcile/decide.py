@@ -17,6 +17,7 @@ from ballonet.api.conditions import (
 from ballonet.api.status import ReceiptStatus
 from ballonet.api.v1alpha1 import InferencePoolSpec, Pin, WhenUnfit
 from ballonet.cluster.port import Json
+from ballonet.diagnosis.cache_use import CacheUse, cache_use
 from ballonet.diagnosis.diagnose import Courses, Diagnosis, diagnose, no_verdict
 from ballonet.diagnosis.facts import facts_of
 from ballonet.diagnosis.levers import Advice, advise
@@ -54,7 +55,8 @@ class Decision:
     ``settle_seconds`` is how long a due roll-out still waits for the spec to stay unchanged;
     ``replaces_pods`` says that one goes out with these applies. ``said`` is what live numbers say,
     ``courses`` where the next pass goes on from. ``serving`` is the plan of the record where all
-    pods run it, ``receipt`` what starts of that configuration measured.
+    pods run it, ``receipt`` what starts of that configuration measured, ``cache_use`` what host
+    memory gives (None without offload).
     """
 
     findings: dict[ConditionType, Finding]
@@ -70,6 +72,7 @@ class Decision:
     settle_seconds: float = 0.0
     replaces_pods: bool = False
     courses: Courses = field(default_factory=dict)
+    cache_use: CacheUse | None = None
 
     def conditions(self) -> dict[ConditionType, Finding]:
         """Return all findings with Ready, Reconciling and Stalled."""
@@ -176,6 +179,7 @@ def decide(
         settle_seconds=rollout.settle_seconds,
         replaces_pods=replaces_pods,
         courses=diagnosis.courses,
+        cache_use=_cache_use(observed, record) if serving is not None else None,
     )
 
 
@@ -484,6 +488,13 @@ def _sequences_observed(observed: Observed, record: AppliedRecord) -> dict[Condi
         text = f"the probes of {len(samples)} serving engine pods reported"
         finding = Finding(Status.TRUE, Reason.PROBED, text)
     return {ConditionType.SEQUENCES_OBSERVED: finding}
+
+
+def _cache_use(observed: Observed, record: AppliedRecord) -> CacheUse | None:
+    if record.host_cache_bytes is None:
+        return None
+    seen = [r.observation for r in observed.readings if isinstance(r, EngineSample)]
+    return cache_use(seen, record.host_cache_bytes)
 
 
 def _serving_plan(observed: Observed, record: AppliedRecord, planner: Planner) -> Plan | None:

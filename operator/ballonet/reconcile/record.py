@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from ballonet.api.v1alpha1 import InferencePoolSpec
+from ballonet.api.quantity import quantity_bytes
+from ballonet.api.v1alpha1 import InferencePoolSpec, OffloadMode
 from ballonet.cluster.port import Json
 
 ANNOTATION: Final = "ballonet.io/applied"
@@ -51,6 +52,13 @@ class AppliedRecord:
     receipts: str = ""
     # A record made from this one by replace() has none.
     _read_from: str | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def host_cache_bytes(self) -> int | None:
+        """Host memory of an engine for KV blocks; None without offload."""
+        offload = self.spec.get("offload", {})
+        enabled = offload.get("mode") == OffloadMode.ENABLED
+        return quantity_bytes(offload["hostMemory"]) if enabled else None
 
     def encode(self) -> str:
         """Return the record as annotation text: what it was read from, if it was.

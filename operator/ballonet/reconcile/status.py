@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Final
 
 from ballonet.api.conditions import ConditionType, Finding, Reason, Status, is_news
-from ballonet.api.quantity import quantity_bytes
 from ballonet.api.status import (
     MAX_DESCRIPTION_CHARACTERS,
     MAX_EVIDENCE,
+    MAX_INT64,
     MAX_MESSAGE_CHARACTERS,
     MAX_PATCH_CHARACTERS,
     MAX_REMEDIES,
@@ -23,14 +23,15 @@ from ballonet.api.status import (
     EvidenceStatus,
     InferencePoolStatus,
     LeverStatus,
+    OffloadStatus,
     RemedyStatus,
     Source,
     TopologyStatus,
     cut,
     timestamp,
 )
-from ballonet.api.v1alpha1 import OffloadMode
 from ballonet.cluster.port import Json
+from ballonet.diagnosis.cache_use import CacheUse, Tier
 from ballonet.reconcile.children import selector
 from ballonet.reconcile.decide import Decision
 from ballonet.reconcile.live import Said
@@ -63,6 +64,7 @@ def build(
         topology=_topology(decision),
         remedies=_remedies(decision, generation),
         engine=_engine(record),
+        offload=offload_status(decision.cache_use),
         diagnosis=_diagnosis(decision.said, generation, now),
     )
     return _within_bounds(status.model_dump(mode="json", by_alias=True, exclude_none=True))
@@ -91,13 +93,17 @@ def _size_bytes(status: Json) -> int:
 
 
 def differs(pool: Json, status: Json) -> bool:
-    """Return whether the status has to be written; conditions of others do not count."""
-    before = dict(pool.get("status", {}))
+    """Return whether the status has to be written.
+
+    Conditions of others do not count, and neither do live numbers: they go along.
+    """
+    before = _without_live_numbers(pool.get("status", {}))
     before["conditions"] = sorted(
         (c for c in before.get("conditions", ()) if c.get("type") in _OWN_TYPES),
         key=lambda condition: condition["type"],
     )
-    after = {**status, "conditions": sorted(status["conditions"], key=lambda c: c["type"])}
+    after = _without_live_numbers(status)
+    after |= {"conditions": sorted(status["conditions"], key=lambda c: c["type"])}
     return _without_empty(before) != _without_empty(after)
 
 
@@ -176,13 +182,30 @@ def _budget(decision: Decision) -> BudgetStatus | None:
 def _engine(record: AppliedRecord | None) -> EngineStatus | None:
     if record is None:
         return None
-    offload = record.spec.get("offload", {})
-    enabled = offload.get("mode") == OffloadMode.ENABLED
     return EngineStatus(
         version=record.spec["engine"]["version"],
         slots=record.budget["slots"],
-        host_cache_bytes=quantity_bytes(offload["hostMemory"]) if enabled else None,
+        host_cache_bytes=record.host_cache_bytes,
         args=list(record.engine_args),
+    )
+
+
+def offload_status(use: CacheUse | None) -> OffloadStatus | None:
+    """Return how caches are used as it stands in a status; a number too large for one is absent."""
+    if use is None:
+        return None
+
+    def bounded(value: int | None) -> int | None:
+        return None if value is None or value > MAX_INT64 else value
+
+    return OffloadStatus(
+        read_at=timestamp(use.at),
+        engines=use.engines,
+        host_bytes_in_use=bounded(use.host_bytes_in_use),
+        queried_tokens=bounded(use.queried_tokens),
+        device_hit_tokens=bounded(use.hit_tokens.get(Tier.DEVICE)),
+        host_hit_tokens=bounded(use.hit_tokens.get(Tier.HOST)),
+        external_hit_tokens=bounded(use.hit_tokens.get(Tier.EXTERNAL)),
     )
 
 
@@ -237,6 +260,10 @@ def _diagnosis(said: Said, generation: int, now: datetime) -> DiagnosisStatus:
 
 def _patch(patch: Json) -> str:
     return json.dumps(patch, separators=(",", ":"))
+
+
+def _without_live_numbers(status: Json) -> Json:
+    return {key: value for key, value in status.items() if key != "offload"}
 
 
 def _without_empty(value: Json) -> Json:
