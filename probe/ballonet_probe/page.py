@@ -12,6 +12,7 @@ from ballonet_probe.snapshot import PHASES, Sequence, Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SHARED = "_shared"
+MAX_ID_CHARACTERS = 128
 
 Labels = Mapping[str, object]
 
@@ -220,7 +221,7 @@ def _top(sequences: tuple[Sequence, ...], top: int) -> tuple[list[Sequence], lis
 
 def _labels(one: Sequence, settings: Settings, lifecycle: Lifecycle) -> Labels:
     return {
-        "sequence_id": one.id[:128] if settings.plain_ids else _hashed(one.id),
+        "sequence_id": _shortened(one.id) if settings.plain_ids else _hashed(one.id),
         "run": one.run,
         "role": lifecycle.role(one.role),
         "phase": one.phase,
@@ -229,6 +230,11 @@ def _labels(one: Sequence, settings: Settings, lifecycle: Lifecycle) -> Labels:
 
 def _no_sequence(name: str) -> Labels:
     return {"sequence_id": name, "run": "", "role": "", "phase": ""}
+
+
+def _shortened(text: str) -> str:
+    """Return an id as it is; of a long one the beginning, and what tells it from others."""
+    return text if len(text) <= MAX_ID_CHARACTERS else f"{text[:MAX_ID_CHARACTERS]}-{_hashed(text)}"
 
 
 def _hashed(text: str) -> str:

@@ -133,7 +133,8 @@ def probed(base: type, settings: Settings, serve: Callable[[Probe], None]) -> ty
                 return super().finish_requests(*args, **options)
             with probe.lock:
                 result = super().finish_requests(*args, **options)
-                probe.note(Lifecycle.aborted)
+                named = args[0] if args else options.get("request_ids")
+                probe.note(lambda lifecycle: lifecycle.aborted(named))
             return result
 
         def reset_prefix_cache(self, *args: Any, **options: Any) -> Any:

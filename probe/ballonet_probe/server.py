@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
+import socket
 import threading
 
 from ballonet_probe.page import CONTENT_TYPE
@@ -19,7 +21,23 @@ def serve(probe: Probe, settings: Settings) -> int | None:
     class Handler(http.server.BaseHTTPRequestHandler):
         timeout = CLIENT_SECONDS
 
+        def handle(self) -> None:
+            # The limit of the socket begins anew with each byte that comes.
+            self.deadline = threading.Timer(CLIENT_SECONDS, self.let_go)
+            self.deadline.daemon = True
+            self.deadline.start()
+            try:
+                super().handle()
+            finally:
+                self.deadline.cancel()
+
+        def let_go(self) -> None:
+            """Break off with a client that has not sent its request yet."""
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+
         def do_GET(self) -> None:
+            self.deadline.cancel()
             if self.path.partition("?")[0] != "/metrics":
                 self.send_error(404)
                 return

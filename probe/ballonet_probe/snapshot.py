@@ -11,6 +11,9 @@ from ballonet_probe.settings import MAX_NAME_CHARACTERS
 
 PHASES = ("prefill", "decode", "waiting", "preempted")
 
+# Numbers beyond are no names, and the largest cannot even be written.
+_MOST_NUMBER = 2**63
+
 _references = operator.attrgetter("ref_cnt")
 _is_null = operator.attrgetter("is_null")
 # What vLLM puts around a client's request id: the number of the completion, the kind of request
@@ -106,12 +109,19 @@ def tags(request: Any) -> tuple[str, str]:
     request id of the form ``run.role.anything``. All of it is a client's text: cut, never trusted.
     """
     extra = getattr(getattr(request, "sampling_params", None), "extra_args", None) or {}
-    run = extra.get("ballonet_run") or getattr(request, "session_id", None) or ""
-    role = extra.get("ballonet_role") or ""
+    run = _name(extra.get("ballonet_run")) or _name(getattr(request, "session_id", None))
+    role = _name(extra.get("ballonet_role"))
     match = _ID.match(request.request_id[: 4 * MAX_NAME_CHARACTERS])
     if match is not None:
         run, role = run or match[1], role or match[2]
-    return str(run)[:MAX_NAME_CHARACTERS], str(role)[:MAX_NAME_CHARACTERS]
+    return run[:MAX_NAME_CHARACTERS], role[:MAX_NAME_CHARACTERS]
+
+
+def _name(value: object) -> str:
+    """Return what a client gave as a name; a list, of any length, is none to be written out."""
+    if isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, int) and abs(value) < _MOST_NUMBER else ""
 
 
 def phase(request: Any) -> str:

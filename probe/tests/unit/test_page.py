@@ -74,6 +74,18 @@ def test_ids_are_hashed_unless_asked_for() -> None:
     )
 
 
+def test_long_ids_that_begin_alike_have_series_of_their_own() -> None:
+    long = "x" * 3000
+    text = page(
+        a_sequence(f"{long}1", 3, 100),
+        a_sequence(f"{long}2", 3, 100),
+        settings=Settings(plain_ids=True),
+    )
+    ids = [labels["sequence_id"] for labels, _ in samples(text, "ballonet_seq_tokens")]
+    assert len(set(ids)) == 2
+    assert all(one.startswith("x" * 128) and len(one) < 150 for one in ids)
+
+
 def test_text_of_clients_cannot_break_the_page() -> None:
     evil = 'x"} 1\nfake_metric{a="\\'
     sequence = Sequence(evil, evil, evil, "decode", 3, 3, 100)

@@ -46,6 +46,15 @@ def test_long_text_and_numbers_are_cut_to_labels() -> None:
     assert (run, role) == ("r" * 64, "7")
 
 
+@pytest.mark.parametrize(
+    "value",
+    [["a"] * 9, {"a": 1}, 0.5, pytest.param(10**5000, id="too large to be written"), None, b"run"],
+)
+def test_what_is_no_name_is_none(value: Any) -> None:
+    given = a_request("cmpl-x.y.1-0-1", ballonet_run=value, ballonet_role=value)
+    assert tags(given) == ("x", "y")
+
+
 def test_a_request_without_sampling_has_no_tags() -> None:
     assert tags(SimpleNamespace(request_id="emb-1", sampling_params=None)) == ("", "")
 
