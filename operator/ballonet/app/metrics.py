@@ -220,12 +220,12 @@ class _PoolCollector(Collector):
             for key, samples in readings:
                 _add_folded(blocks, [*key, state], samples, figure, sum)
         yield blocks
+        yield from _cache_series(_cache_uses(statuses, readings))
         verdicts = GaugeMetricFamily(
             "ballonet_pool_verdict",
             "1 for the verdict of the diagnosis, 0 for the others.",
             labels=[*labels, "verdict"],
         )
-        yield from _cache_series(_cache_uses(statuses, readings))
         for key, status in statuses:
             present = _at(status, "diagnosis.verdict")
             if present is not None:
@@ -271,11 +271,6 @@ class _QueueCollector(Collector):
             yield counter
 
 
-def _add_folded(
-    family: GaugeMetricFamily,
-    labels: Sequence[str],
-    samples: Sequence[EngineSample],
-    figure: Callable[[Observation], float | None],
 def _cache_uses(
     statuses: Iterable[tuple[PoolKey, Json]],
     readings: Iterable[tuple[PoolKey, Sequence[EngineSample]]],
@@ -319,6 +314,11 @@ def _cache_series(uses: Iterable[tuple[PoolKey, int | None, CacheUse]]) -> Itera
     yield from (host, queried, hits)
 
 
+def _add_folded(
+    family: GaugeMetricFamily,
+    labels: Sequence[str],
+    samples: Sequence[EngineSample],
+    figure: Callable[[Observation], float | None],
     fold: _Fold,
 ) -> None:
     """Add what the figures of all engine pods make together."""
