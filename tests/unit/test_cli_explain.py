@@ -349,3 +349,13 @@ def test_two_ways_to_a_prometheus_are_refused() -> None:
     result = CliRunner().invoke(app, ["explain", "pool", *both])
     assert result.exit_code == 2
     assert "give one of them" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "url", ["https://u:hidden1234@host:9090", "host:9090", "http://h/hidden1234"]
+)
+def test_an_address_that_cannot_be_used_is_refused_at_once_and_not_repeated(url: str) -> None:
+    result = CliRunner().invoke(app, ["explain", "pool", "--prometheus", url])
+    assert result.exit_code == 2
+    assert "scheme, host and port" in result.stderr
+    assert "hidden1234" not in result.output

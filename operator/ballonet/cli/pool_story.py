@@ -152,7 +152,7 @@ def ask(
     """
     prometheus: Callable[[Json], PrometheusConnection] | None = None
     if url is not None:
-        prometheus = partial(_at, url)
+        prometheus = _at(url)
     elif connections is not None:
         prometheus = partial(_named, Connections(connections))
 
@@ -170,11 +170,16 @@ def ask(
     return asked(kube_context, read)
 
 
-def _at(url: str, _pool: Json) -> PrometheusConnection:
+def _at(url: str) -> Callable[[Json], PrometheusConnection]:
     try:
-        return PrometheusConnection(name="prometheus", url=url)
+        connection = PrometheusConnection(name="prometheus", url=url)
     except ValidationError:
-        raise NoStory(f"--prometheus {url}: give scheme, host and port") from None
+        # Not the address itself: who adds a password to it reads this in a log, perhaps.
+        raise NoStory(
+            "--prometheus takes scheme, host and port alone, as http://HOST:PORT: a user and a "
+            "password, a prefix or a token need --connections"
+        ) from None
+    return lambda _pool: connection
 
 
 def _named(connections: Connections, pool: Json) -> PrometheusConnection:
