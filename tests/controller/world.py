@@ -12,6 +12,7 @@ from ballonet.catalog import Catalog
 from ballonet.cluster.port import Json, Kind
 from ballonet.diagnosis.observation import Observation, Sequences
 from ballonet.planning.measured import EngineReport
+from ballonet.reconcile.children import selector
 from ballonet.reconcile.reconcile import Outcome, PoolKey, Reconciler
 from ballonet.telemetry.port import EngineSample, PodTarget, ProbeSilence, ScrapeFailure
 from tests.fakes.cluster import FakeCluster
@@ -167,9 +168,8 @@ class World:
         ready = container is None
         wanted = [self._pod(name, template, index, container) for index in range(replicas)]
         names = {pod["metadata"]["name"] for pod in wanted}
-        for pod in self.cluster.peek_all(Kind.POD):
-            ours = pod["metadata"]["labels"].get("ballonet.io/pool") == name
-            if ours and pod["metadata"]["name"] not in names:
+        for pod in self.cluster.peek_all(Kind.POD, labels=selector(name)):
+            if pod["metadata"]["name"] not in names:
                 self.remove_pod(pod["metadata"]["name"])
         for pod in wanted:
             self.cluster.put(pod)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -77,6 +77,8 @@ class FakeCluster:
 
     def __post_init__(self) -> None:
         self._objects: dict[Key, Json] = {}
+        # Their keys by kind, label and value: thousands of pools list their own pods.
+        self._labelled: dict[tuple[Kind, str, str], dict[Key, None]] = {}
         # What our field manager applied last, for the removal of fields.
         self._applied: dict[Key, Json] = {}
         self._versions = itertools.count(1)
@@ -118,6 +120,7 @@ class FakeCluster:
         """Delete an object; what it owns stays until ``collect_garbage``."""
         key = (kind, namespace, name)
         gone = self._objects.pop(key)
+        self._index(key, gone, None)
         gone["metadata"]["resourceVersion"] = str(next(self._versions))
         self._tell("DELETED", gone)
         self._applied.pop(key, None)
@@ -143,9 +146,9 @@ class FakeCluster:
         """Return an object without this counting as a call."""
         return copy.deepcopy(self._objects.get((kind, namespace, name)))
 
-    def peek_all(self, kind: Kind) -> list[Json]:
-        """Return all objects of a kind without this counting as a call."""
-        return [copy.deepcopy(obj) for key, obj in self._objects.items() if key[0] is kind]
+    def peek_all(self, kind: Kind, *, labels: str = "") -> list[Json]:
+        """Return all objects of a kind that match a selector, without this counting as a call."""
+        return [*self._matching(kind, None, labels)]
 
     def fail(
         self,
@@ -192,15 +195,8 @@ class FakeCluster:
             return copy.deepcopy(self._objects.get((kind, namespace, name)))
 
     async def list(self, kind: Kind, namespace: str | None, *, labels: str = "") -> list[Json]:
-        wanted = dict(pair.split("=", 1) for pair in labels.split(",") if pair)
         with self._call("list", kind, namespace or "*", labels):
-            return [
-                copy.deepcopy(obj)
-                for (a_kind, a_namespace, _), obj in self._objects.items()
-                if a_kind is kind
-                and namespace in (None, a_namespace)
-                and wanted.items() <= obj["metadata"].get("labels", {}).items()
-            ]
+            return [*self._matching(kind, namespace, labels)]
 
     async def apply(self, obj: Json, *, resource_version: str | None = None) -> Json:
         with self._write("apply", obj):
@@ -274,6 +270,24 @@ class FakeCluster:
     def _key(obj: Json) -> Key:
         return (Kind.of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"])
 
+    def _matching(self, kind: Kind, namespace: str | None, labels: str) -> Iterator[Json]:
+        wanted = dict(pair.split("=", 1) for pair in labels.split(",") if pair)
+        first = next(iter(wanted.items()), None)
+        keys = self._objects if first is None else self._labelled.get((kind, *first), {})
+        for key in keys:
+            obj = self._objects[key]
+            right = key[0] is kind and namespace in (None, key[1])
+            if right and wanted.items() <= _labels(obj).items():
+                yield copy.deepcopy(obj)
+
+    def _index(self, key: Key, old: Json | None, new: Json | None) -> None:
+        before = {} if old is None else _labels(old)
+        after = {} if new is None else _labels(new)
+        for label in before.items() - after.items():
+            del self._labelled[(key[0], *label)][key]
+        for label in after.items() - before.items():
+            self._labelled.setdefault((key[0], *label), {})[key] = None
+
     def _write(self, verb: str, obj: Json) -> _Call:
         kind, namespace, name = self._key(obj)
         self.writes.append(Write(verb, kind, namespace, name, copy.deepcopy(obj)))
@@ -321,6 +335,7 @@ class FakeCluster:
         if key[0] in _WITH_GENERATION:
             meta["generation"] = 1
         self._objects[key] = obj
+        self._index(key, None, obj)
         self._tell("ADDED", obj)
         return obj
 
@@ -333,6 +348,7 @@ class FakeCluster:
             new["metadata"]["generation"] = old["metadata"]["generation"] + 1
         new["metadata"]["resourceVersion"] = str(next(self._versions))
         self._objects[key] = new
+        self._index(key, old, new)
         self._tell("MODIFIED", new)
         return new
 
@@ -393,6 +409,11 @@ def _apply(live: Any, last: Any, applied: Any, name: str = "") -> Any:
 
 def _keyed(items: list[Any], keys: tuple[str, ...]) -> bool:
     return all(isinstance(item, dict) and any(key in item for key in keys) for item in items)
+
+
+def _labels(obj: Json) -> Json:
+    labels: Json = obj["metadata"].get("labels") or {}
+    return labels
 
 
 def _not_found(key: Key) -> ApiError:
