@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ballonet.api.conditions import Reason
+from ballonet.api.conditions import Reason, Status
 from ballonet.api.status import Source
 from ballonet.kv.units import GIB
 from ballonet.planning.plan import Plan, plan_pool
@@ -212,3 +212,105 @@ def test_an_older_version_may_start_where_no_sequence_can_be_finished() -> None:
     for version in ("0.28.0", "0.32.0"):
         pool = spec(DEMO, engine={"version": version}, budget={"kvCacheMemoryPerRank": 32 * 65_536})
         assert plan_pool("p", pool).budget_computed.reason is Reason.CEILING_DOES_NOT_FIT
+
+
+# What kernels keep was read in vLLM's backends, 0.10.2 to 0.32.0.
+LATENT, SPARSE, SINKS = "deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V3.2", "openai/gpt-oss-20b"
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "name", "version", "starts"),
+    [
+        (DENSE, "A100-80GB", "fp8_e4m3", "0.32.0", True),
+        (DENSE, "T4-16GB", "fp8_e4m3", "0.32.0", False),
+        (DENSE, "V100-32GB", "fp8_e5m2", "0.32.0", False),
+        (DENSE, "MI210-64GB", "fp8_e4m3", "0.32.0", False),
+        (DENSE, "GAUDI2-96GB", "fp8_e4m3", "0.32.0", False),
+        (DENSE, "A100-80GB", "fp8_e4m3", "0.10.2", False),
+        (DENSE, "H100-80GB", "fp8_e4m3", "0.10.2", True),
+        (DENSE, "B200-180GB", "nvfp4", "0.28.0", True),
+        (DENSE, "B200-180GB", "nvfp4", "0.20.2", False),
+        (DENSE, "H100-80GB", "nvfp4", "0.28.0", False),
+        (DENSE, "H100-80GB", "nvfp4", "0.32.0", True),
+        (DENSE, "H100-80GB", "nvfp4_4over6", "0.32.0", False),
+        (DENSE, "MI300X-192GB", "nvfp4", "0.32.0", False),
+        (DENSE, "A100-80GB", "fp8_per_token_head", "0.32.0", False),
+        (DENSE, "L40S-48GB", "fp8_per_token_head", "0.32.0", True),
+        (DENSE, "H100-80GB", "fp8_inc", "0.32.0", False),
+        (DENSE, "H100-80GB", "fp8_ds_mla", "0.32.0", False),
+        (SINKS, "A100-80GB", "fp8_e4m3", "0.32.0", False),
+        (SINKS, "L40S-48GB", "fp8_e4m3", "0.32.0", True),
+        (WINDOWED, "A100-80GB", "fp8_e4m3", "0.32.0", False),
+        (LATENT, "H200-141GB", "fp8_e4m3", "0.32.0", True),
+        (LATENT, "H200-141GB", "fp8_e5m2", "0.32.0", False),
+        (LATENT, "H200-141GB", "fp8_ds_mla", "0.32.0", False),
+        (LATENT, "H200-141GB", "int8_per_token_head", "0.32.0", False),
+        (LATENT, "MI300X-192GB", "turboquant_k8v4", "0.32.0", False),
+        (LATENT, "A100-80GB", "fp8_e4m3", "0.32.0", False),
+        (LATENT, "L40S-48GB", "fp8_e4m3", "0.32.0", True),
+        (LATENT, "L40S-48GB", "fp8_e4m3", "0.16.0", False),
+        (SPARSE, "H200-141GB", "fp8_ds_mla", "0.32.0", True),
+        (SPARSE, "H200-141GB", "nvfp4_ds_mla", "0.32.0", False),
+        (SPARSE, "B200-180GB", "nvfp4_ds_mla", "0.32.0", True),
+    ],
+)
+def test_a_cache_type_that_no_kernel_keeps_is_refused_by_name(
+    model: str, device: str, name: str, version: str, *, starts: bool
+) -> None:
+    plan = planned(
+        model,
+        engine={"version": version, "args": ["--kv-cache-dtype", name]},
+        accelerator={"type": device},
+    )
+    resolved = plan.spec_resolved
+    assert (resolved.status is Status.TRUE) is starts, resolved.message
+    if not starts:
+        assert resolved.reason is Reason.UNSUPPORTED_BY_ENGINE
+        assert resolved.message.startswith(f"spec.engine.args: --kv-cache-dtype {name} is not")
+        assert device in resolved.message and "leave it out" in resolved.message
+
+
+def test_the_cpu_engine_takes_no_cache_of_fewer_bits_by_either_way() -> None:
+    budget = {"kvCacheMemoryPerRank": "8Gi"}
+    for name in ("fp8_e4m3", "nvfp4", "turboquant_k8v4", "int8_per_token_head"):
+        plan = plan_pool(
+            "p", spec(DEMO, engine={"args": ["--kv-cache-dtype", name]}, budget=budget)
+        )
+        assert plan.spec_resolved.message.endswith("is not supported on CPU: leave it out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"accelerator": {"type": "T4-16GB"}, "sequence": {"kvCacheType": "BF16"}},
+            "spec.sequence.kvCacheType: BF16 is not supported on T4-16GB",
+        ),
+        (
+            {
+                "model": {"name": SINKS},
+                "accelerator": {"type": "A100-80GB"},
+                "sequence": {"kvCacheType": "FP8"},
+            },
+            "spec.sequence.kvCacheType: FP8 is not supported on A100-80GB",
+        ),
+        (
+            {"model": {"name": SPARSE}, "accelerator": {"type": "A100-80GB"}},
+            "spec.accelerator.type: A100-80GB is not supported: vLLM 0.32.0 has no kernel",
+        ),
+    ],
+)
+def test_fields_that_no_kernel_serves_are_refused_too(changes: dict[str, Any], words: str) -> None:
+    plan = planned(DENSE, **changes)
+    assert plan.spec_resolved.reason is Reason.UNSUPPORTED_BY_ENGINE
+    assert words in plan.spec_resolved.message
+
+
+def test_images_that_are_left_out_let_the_cache_be_kept_in_8_bits() -> None:
+    plan = planned(
+        WINDOWED,
+        engine={"args": ["--language-model-only"]},
+        accelerator={"type": "A100-80GB"},
+        sequence={"kvCacheType": "FP8"},
+    )
+    assert plan.spec_resolved.status is Status.TRUE

@@ -22,6 +22,8 @@ OPTIONS: Final = {
     "spec.model.config (inline or configMapRef)": "--config FILE",
     "spec.model.name": "MODEL",
     "spec.engine.version": "--engine",
+    "spec.engine.args: --kv-cache-dtype": "--kv-cache",
+    "spec.engine.args[1]": "--kv-cache",
     "spec.parallelism.tensor": "--tensor",
     "spec.parallelism:": "--tensor:",
     "spec.sequence.kvCacheType": "--kv-cache",

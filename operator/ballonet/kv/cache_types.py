@@ -103,7 +103,8 @@ CACHE_TYPES: Final = {
 # Bytes of one token in formats made for latents of 512 + 64 elements: 512 of 8 bits, four 32-bit
 # scales and 64 of 16 bits; half of the 512 with a scale for each 16.
 LATENT_CELLS: Final = {FP8_LATENT: 656, "nvfp4_ds_mla": 352}
-_FP8_TYPES: Final = frozenset(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"))
+# 8-bit numbers without scales of their own.
+PLAIN_FP8: Final = frozenset(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"))
 
 # From here the engine keeps the cache as a checkpoint of this method declares, unless told
 # otherwise (utils/torch_utils.py, attention/layer.py); before, only its scales are read.
@@ -132,8 +133,7 @@ def cache_type(
             f"--kv-cache-dtype={name}",
             f"is no format that is known here: {', '.join(sorted(CACHE_TYPES))}",
         )
-    if name == AUTO and declared in CACHE_TYPES and _is_followed(settings.version, method):
-        name = declared
+    name = told_type(settings, declared=declared, method=method)
     if not sparse_latent:
         return CACHE_TYPES[name]
     first, end = _SPARSE_ALWAYS_FP8
@@ -141,9 +141,17 @@ def cache_type(
         name = (
             FP8_LATENT if first <= settings.version < end else settings.platform.sparse_latent_auto
         )
-    if name in _FP8_TYPES:
+    if name in PLAIN_FP8:
         name = settings.platform.sparse_latent_fp8
     return CACHE_TYPES[name]
+
+
+def told_type(settings: EngineSettings, *, declared: str | None, method: str | None) -> str:
+    """Return the format that layers are told: what is asked for, or what a checkpoint declares."""
+    name = settings.kv_cache_type
+    if name == AUTO and declared in CACHE_TYPES and _is_followed(settings.version, method):
+        return declared
+    return name
 
 
 def _is_followed(version: Version, method: str | None) -> bool:

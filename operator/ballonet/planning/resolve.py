@@ -19,6 +19,8 @@ from ballonet.catalog import Accelerator, Catalog, CatalogModel
 from ballonet.engines import vllm
 from ballonet.engines.base import PlannedArguments
 from ballonet.engines.vllm_abilities import least_compute
+from ballonet.engines.vllm_kernels import layer_without_kernel
+from ballonet.kv.cache_types import AUTO, CACHE_TYPES, PLAIN_FP8, told_type
 from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry, parse_config
 from ballonet.kv.layers import Attention
@@ -124,6 +126,7 @@ def resolve(
     if geometry is not None:
         check_model_can(spec, _longest(geometry, version))
         _check_device_can(spec, device, arguments.quantization or geometry.quantization)
+        _check_kernels(spec, device, geometry, arguments, settings)
         if spec.parallelism.expert is ExpertParallel.ENABLED and not geometry.mixture:
             raise Unresolved(
                 Reason.UNSUPPORTED_BY_ENGINE,
@@ -233,6 +236,52 @@ def _check_device_can(
             f"{spec.engine.version} needs {needs} for weights stored as {quantization}: use a "
             "newer GPU, or a model that is stored otherwise",
         )
+
+
+def _check_kernels(
+    spec: InferencePoolSpec,
+    device: Accelerator,
+    geometry: ModelGeometry,
+    arguments: PlannedArguments,
+    settings: EngineSettings,
+) -> None:
+    """Check that the device keeps the model's cache in the format that it is told.
+
+    Raises:
+        Unresolved: it does not, and the engine would not start.
+    """
+    name = told_type(settings, declared=geometry.declared_kv_cache, method=geometry.quantization)
+    kind = layer_without_kernel(
+        name,
+        geometry,
+        vendor=device.vendor,
+        compute=device.compute,
+        version=vllm.parse_version(spec.engine.version),
+        text_only=arguments.text_only,
+    )
+    lacks_8_bits = name in PLAIN_FP8 and not device.fp8_kv_cache
+    on_cpu = device.device == "cpu" and CACHE_TYPES[name].quantized
+    if kind is None and not (lacks_8_bits or on_cpu):
+        return
+    if arguments.kv_cache_type is not None:
+        what, instead = f"spec.engine.args: --kv-cache-dtype {name}", "leave it out"
+    elif spec.sequence.kv_cache_type is not KvCacheType.AUTO:
+        what, instead = f"spec.sequence.kvCacheType: {spec.sequence.kv_cache_type}", "use Auto"
+    elif name != AUTO:
+        what = f"spec.sequence.kvCacheType: Auto, {name} as the checkpoint declares,"
+        instead = "use BF16, or a newer device"
+    else:
+        what, instead = f"spec.accelerator.type: {device.name}", "use another device"
+    where = "" if name == AUTO else f" on {device.name}"
+    why = (
+        ""
+        if kind is None
+        else f": vLLM {spec.engine.version} has no kernel there for {kind}, and the engine would "
+        "not start"
+    )
+    raise Unresolved(
+        Reason.UNSUPPORTED_BY_ENGINE, f"{what} is not supported{where}{why}: {instead}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
