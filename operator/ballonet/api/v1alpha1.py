@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Final, Self
 
@@ -150,11 +151,9 @@ class Model(BaseModel):
         for rule in self.RULES:
             if problems := list(rule.problems(self)):
                 broken[rule.message] = problems
-        for name, field in type(self).model_fields.items():
-            if isinstance(value := getattr(self, name), list) and (
-                problems := list(_repeated(str(field.alias), value, field.json_schema_extra))
-            ):
-                broken[f"{field.alias} has entries twice"] = problems
+        for found in _keyed_lists(type(self)):
+            if problems := list(found.repeated(getattr(self, found.name))):
+                broken[f"{found.alias} has entries twice"] = problems
         if broken:
             raise BrokenRules(broken, chain.from_iterable(broken.values()))
         return self
@@ -170,20 +169,42 @@ class Model(BaseModel):
         return schema
 
 
-def _repeated(alias: str, items: list[Any], extra: object) -> Iterator[Problem]:
-    """Yield what stands once more in a list that is a set or a map."""
-    if not isinstance(extra, dict):
-        return
-    keys = extra.get("x-kubernetes-list-map-keys", [])
-    if not keys and extra.get("x-kubernetes-list-type") != "set":
-        return
-    attributes = [to_snake(name) for name in keys]
-    seen: set[str] = set()
-    for index, item in enumerate(items):
-        key = "/".join(str(getattr(item, name)) for name in attributes) if keys else str(item)
-        if key in seen:
-            yield f".{alias}[{index}]", f"{quoted(key)} stands there already: rename or remove it"
-        seen.add(key)
+@dataclass(frozen=True)
+class _KeyedList:
+    """A list field that is a set or a map: no entry may stand in it twice.
+
+    Attributes:
+        keys: fields of an entry that tell it apart; none in a set.
+    """
+
+    name: str
+    alias: str
+    keys: tuple[str, ...]
+
+    def repeated(self, items: list[Any]) -> Iterator[Problem]:
+        """Yield what stands once more in the list."""
+        seen: set[tuple[Any, ...]] = set()
+        for index, item in enumerate(items):
+            key = tuple(getattr(item, name) for name in self.keys) or (item,)
+            if key in seen:
+                twice = quoted("/".join(map(str, key)))
+                text = f"{twice} stands there already: rename or remove it"
+                yield f".{self.alias}[{index}]", text
+            seen.add(key)
+
+
+@cache
+def _keyed_lists(model: type[Model]) -> tuple[_KeyedList, ...]:
+    """Return the sets and maps of a model: found once, because many small parts are checked."""
+    found = []
+    for name, field in model.model_fields.items():
+        extra = field.json_schema_extra
+        if not isinstance(extra, dict):
+            continue
+        keys: Any = extra.get("x-kubernetes-list-map-keys", ())
+        if keys or extra.get("x-kubernetes-list-type") == "set":
+            found.append(_KeyedList(name, str(field.alias), tuple(to_snake(key) for key in keys)))
+    return tuple(found)
 
 
 def integer(low: int, high: int, *, bits: int = 32) -> Any:
@@ -795,10 +816,14 @@ class RolloutSpec(Model):
     )
 
 
-def _roles(spec: InferencePoolSpec) -> Iterator[tuple[str, Role]]:
+def _roles(spec: InferencePoolSpec) -> Iterator[tuple[int, int, Role]]:
     for t, topology in enumerate(spec.topologies):
         for r, role in enumerate(topology.roles):
-            yield f".topologies[{t}].roles[{r}]", role
+            yield t, r, role
+
+
+def _of_role(t: int, r: int, field: str) -> str:
+    return f".topologies[{t}].roles[{r}].{field}"
 
 
 def _prefix_tokens(spec: InferencePoolSpec) -> dict[str, int]:
@@ -807,40 +832,41 @@ def _prefix_tokens(spec: InferencePoolSpec) -> dict[str, int]:
 
 def _roles_above_ceiling(spec: InferencePoolSpec) -> Iterator[Problem]:
     ceiling = spec.sequence.max_tokens
-    for path, role in _roles(spec):
+    for t, r, role in _roles(spec):
         if role.max_tokens is not None and role.max_tokens > ceiling:
             text = f"is above spec.sequence.maxTokens {ceiling:,}: lower it or raise that"
-            yield f"{path}.maxTokens", f"{role.max_tokens:,} {text}"
+            yield _of_role(t, r, "maxTokens"), f"{role.max_tokens:,} {text}"
 
 
 def _compacted_above_ceilings(spec: InferencePoolSpec) -> Iterator[Problem]:
-    for path, role in _roles(spec):
+    for t, r, role in _roles(spec):
         ceiling = role.max_tokens or spec.sequence.max_tokens
         if role.compact_at_tokens is not None and role.compact_at_tokens > ceiling:
             text = f"is above the role's ceiling of {ceiling}: lower it or raise that"
-            yield f"{path}.compactAtTokens", f"{role.compact_at_tokens} {text}"
+            yield _of_role(t, r, "compactAtTokens"), f"{role.compact_at_tokens} {text}"
 
 
 def _unknown_prefixes(spec: InferencePoolSpec) -> Iterator[Problem]:
     prefixes = _prefix_tokens(spec)
     known = ", ".join(prefixes) or "none is declared"
-    for path, role in _roles(spec):
+    for t, r, role in _roles(spec):
         if role.shared_prefix is not None and role.shared_prefix not in prefixes:
             text = f"{role.shared_prefix} is not one of spec.sharedPrefixes ({known})"
-            yield f"{path}.sharedPrefix", text
+            yield _of_role(t, r, "sharedPrefix"), text
 
 
 def _prefixes_above_roles(spec: InferencePoolSpec) -> Iterator[Problem]:
     prefixes = _prefix_tokens(spec)
-    for path, role in _roles(spec):
+    for t, r, role in _roles(spec):
         tokens = prefixes.get(role.shared_prefix or "", 0)
         if role.max_tokens is not None and tokens > role.max_tokens:
             text = f"has {tokens:,} tokens, more than the role's maxTokens {role.max_tokens:,}"
-            yield f"{path}.sharedPrefix", f"{role.shared_prefix} {text}: shorten it or raise that"
+            problem = f"{role.shared_prefix} {text}: shorten it or raise that"
+            yield _of_role(t, r, "sharedPrefix"), problem
 
 
 def _too_many_sequences(spec: InferencePoolSpec) -> Iterator[Problem]:
-    needed = sum(t.concurrent_runs * sum(r.count for r in t.roles) for t in spec.topologies)
+    needed = spec.sequences_of_runs
     if needed > MAX_SEQUENCES:
         yield (
             ".topologies",
@@ -978,3 +1004,8 @@ class InferencePoolSpec(Model):
     diagnosis: DiagnosisSpec = Field(
         default_factory=DiagnosisSpec, description="When live numbers count as a finding."
     )
+
+    @property
+    def sequences_of_runs(self) -> int:
+        """All sequences of all runs at once, whichever of them wait for others."""
+        return sum(t.concurrent_runs * sum(r.count for r in t.roles) for t in self.topologies)
