@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
@@ -712,14 +711,55 @@ def facts_of_trace(about: dict[str, Any]) -> Facts:
     )
 
 
+def stretched(samples: list[traces.Sample], times: int) -> list[traces.Sample]:
+    """A trace in slow motion: recorded every 5 s for thresholds of seconds, as of every 15 s."""
+    began = samples[0][1].at
+    return [(pod, replace(o, at=began + (o.at - began) * times)) for pod, o in samples]
+
+
+def rests(words: list[str]) -> bool:
+    """Whether verdicts came one after the other, each once, and then no more."""
+    found = [word for word in words if word not in ("NoVerdict", "Healthy")]
+    once = [*dict.fromkeys(found)]
+    return words in (
+        [*before, *once, *after]
+        for before in (["NoVerdict"], ["NoVerdict", "Healthy"])
+        for after in ([], ["Healthy"])
+    )
+
+
 @pytest.mark.parametrize("name", traces.names())
-def test_a_trace_comes_to_the_verdict_that_was_made_without_flapping(name: str) -> None:
+def test_a_trace_comes_to_the_verdict_that_was_made(name: str) -> None:
     about, samples = traces.read_trace(name)
     words = replay(samples, facts_of_trace(about)).words
     expected = about["verdict"]
     assert expected in words
-    # Both begin with requests that wait for a slot.
+    # These begin with requests that wait for a slot.
     before = {"SlotBound"} if expected in ("LimitTooTight", "EngineStuck") else set()
     assert set(words) <= {"NoVerdict", "Healthy", expected, *before}
-    changes = list(itertools.pairwise(words))
-    assert len(set(changes)) == len(changes)
+    assert rests(words)
+
+
+@pytest.mark.parametrize("name", traces.names())
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_a_trace_does_not_flap_whenever_it_is_looked_at(name: str, every: int) -> None:
+    about, samples = traces.read_trace(name)
+    facts = facts_of_trace(about)
+    usual = replace(facts, thresholds=DiagnosisSpec())
+    for first in range(every):
+        seen = samples[first::every]
+        assert rests(replay(seen, facts).words)
+        for times in (3, 6, 9):
+            assert rests(replay(stretched(seen, times), usual).words)
+
+
+def test_without_release_a_trace_would_flap() -> None:
+    """The traces above are such that the times of release are what keeps verdicts still."""
+    quick = DiagnosisSpec(**{**QUICK.model_dump(), "release_seconds": 0})
+    flaps = set()
+    for name in traces.names():
+        about, samples = traces.read_trace(name)
+        facts = replace(facts_of_trace(about), thresholds=quick)
+        if not all(rests(replay(samples[n::2], facts).words) for n in range(2)):
+            flaps.add(name)
+    assert flaps
