@@ -202,6 +202,33 @@ async def test_a_new_operator_goes_on_where_the_old_one_stopped(world: World, lo
     assert diagnosis(world)["verdict"] == "Healthy"
 
 
+async def test_a_day_of_low_usage_is_counted_by_one_operator(world: World, load: Load) -> None:
+    world.edit({"diagnosis": {"spareSeconds": 600}})
+    await load.goes_on(480, **CALM)
+    world.restart_operator()
+    await load.goes_on(480, **CALM)
+    assert diagnosis(world)["verdict"] == "Healthy"
+    await load.goes_on(240, **CALM)
+    assert diagnosis(world)["verdict"] == "Overprovisioned"
+    world.restart_operator()
+    await load.goes_on(240, **CALM)
+    assert diagnosis(world)["verdict"] == "Overprovisioned"
+
+
+async def test_a_day_of_low_usage_begins_anew_after_a_time_without_numbers(
+    world: World, load: Load
+) -> None:
+    world.edit({"diagnosis": {"spareSeconds": 600}})
+    await load.goes_on(480, **CALM)
+    world.engines.failure = Reason.UNREACHABLE
+    await load.goes_on(60, **CALM)
+    world.engines.failure = None
+    await load.goes_on(480, **CALM)
+    assert diagnosis(world)["verdict"] == "Healthy"
+    await load.goes_on(240, **CALM)
+    assert diagnosis(world)["verdict"] == "Overprovisioned"
+
+
 async def test_an_engine_that_stands_still_is_named(world: World, load: Load) -> None:
     await load.goes_on(90, **CALM)
     await load.goes_on(15, tokens=0, **CALM)

@@ -396,7 +396,9 @@ def offload_thrash(history: History, facts: Facts, _found: bool) -> str | None:
 
 
 def overprovisioned(history: History, facts: Facts, _found: bool) -> str | None:
-    """No request waited and usage stayed under spareUsagePercent for spareSeconds, in every pod."""
+    """No request waited and usage stayed under spareUsagePercent for spareSeconds, in every pod and
+    while one operator watched.
+    """
     window = history.over(facts.thresholds.pressure_seconds)
     spare = facts.thresholds.spare_usage_percent
     if window.peak(lambda o: o.waiting) or window.peak(lambda o: o.usage_per_mille) >= spare * 10:
@@ -405,7 +407,9 @@ def overprovisioned(history: History, facts: Facts, _found: bool) -> str | None:
 
 
 def idle(history: History, facts: Facts, _found: bool) -> str | None:
-    """No request ran or waited and no token was made for idleSeconds, in every pod."""
+    """No request ran or waited and no token was made for idleSeconds, in every pod and while one
+    operator watched.
+    """
     window = history.over(facts.thresholds.pressure_seconds)
     if any(map(has_work, window.samples)) or window.increase(lambda o: o.generation_tokens):
         return None
