@@ -428,6 +428,26 @@ async def test_to_be_unpinned_replaces_the_pods(world: World) -> None:
     assert argument(world, "--kv-cache-memory-bytes") is None
 
 
+async def test_to_be_unpinned_cures_also_when_the_receipts_have_gone(world: World) -> None:
+    await started(world)
+    await made_anew(world, pool(budget={"pin": "Receipt"}))
+    written_by_somebody(world, [])
+    world.edit({"budget": {"pin": "None"}})
+    await world.settle()
+    assert argument(world, "--kv-cache-memory-bytes") is None
+
+
+async def test_to_be_unpinned_replaces_no_pod_that_was_never_pinned(world: World) -> None:
+    await started(world)
+    before = world.template()
+    world.edit({"budget": {"pin": "Receipt"}})
+    await world.settle()
+    assert world.condition("Configured") == ("True", "UpdatePending")
+    world.edit({"budget": {"pin": "None"}})
+    await world.settle()
+    assert world.template() == before
+
+
 async def test_without_a_receipt_nothing_is_pinned(world: World) -> None:
     await started(world, pool(budget={"pin": "Receipt"}))
     assert argument(world, "--kv-cache-memory-bytes") is None

@@ -384,11 +384,26 @@ def _render_again(observed: Observed, record: AppliedRecord, planner: Planner) -
     if pool["spec"].get("budget", {}).get("pin") == Pin.RECEIPT:
         # To be pinned alone replaces no pod; to be unpinned does, because it is what cures.
         raw["budget"] = {**raw.get("budget", {}), "pin": Pin.RECEIPT.value}
+    else:
+        raw = _as_given(record, raw)
     spec = normal_form(raw)
     if not isinstance(spec, InferencePoolSpec):
         return None
     name = pool["metadata"]["name"]
     return _render(name, spec, planner(raw, record.config_text, False, observed.receipts))
+
+
+def _as_given(record: AppliedRecord, raw: Json) -> Json:
+    """Return the spec of a record with the memory that pods got by a pin, if they got any.
+
+    Receipts come and go, and pods are not replaced for it: what they were given counts.
+    """
+    budget = raw.get("budget", {})
+    if budget.get("pin") != Pin.RECEIPT:
+        return raw
+    given = given_kv_bytes(record.engine_args)
+    memory = {} if given is None else {"kvCacheMemoryPerRank": str(given)}
+    return {**raw, "budget": {**budget, "pin": Pin.NONE.value, **memory}}
 
 
 def _as_scaled(record: AppliedRecord, pool: Json) -> Json:
@@ -499,13 +514,7 @@ def _cache_use(observed: Observed, record: AppliedRecord) -> CacheUse | None:
 
 def _serving_plan(observed: Observed, record: AppliedRecord, planner: Planner) -> Plan | None:
     """Return the plan of what runs, with the receipts that there were when it was made."""
-    raw = _as_scaled(record, observed.pool)
-    budget = raw.get("budget", {})
-    if budget.get("pin") == Pin.RECEIPT:
-        # Receipts come and go, and pods are not replaced for it: what they were given counts.
-        given = given_kv_bytes(record.engine_args)
-        memory = {} if given is None else {"kvCacheMemoryPerRank": str(given)}
-        raw["budget"] = {**budget, "pin": Pin.NONE.value, **memory}
+    raw = _as_given(record, _as_scaled(record, observed.pool))
     return planner(raw, record.config_text, False, Receipts.read(record.receipts))
 
 
