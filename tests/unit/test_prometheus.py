@@ -286,6 +286,7 @@ async def test_engines_of_a_pod_that_are_scraped_one_by_one_are_added_up(
     (seen,) = await asking.read()
     assert isinstance(seen, EngineSample)
     assert (seen.observation.running, seen.observation.engines) == (5, 2)
+    assert {n: one.running for n, one in seen.observation.by_engine.items()} == {"0": 2, "1": 3}
     # The older of both: nothing of it is newer than it says.
     assert seen.observation.at == SCRAPED + timedelta(seconds=15)
 
