@@ -86,7 +86,7 @@ def _host_bytes_in_use(pod: Observation, host_cache_bytes: int | None) -> int | 
     """Return what went to host memory, as far as it is held there.
 
     No version has a series of it. A block is stored once and makes room only for another one, when
-    there is none left (v1/kv_offload/cpu/manager.py); what was stored is there until then.
+    there is none left (v1/kv_offload/cpu/manager.py, 0.32.0); what was stored is there until then.
     """
     stored = None if pod.offload is None else pod.offload.stored_bytes
     if stored is None or host_cache_bytes is None:
