@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ballonet_probe.settings import MAX_ROLES, Settings
@@ -12,6 +13,7 @@ from ballonet_probe.snapshot import tags
 
 OTHER = "_other"
 BUCKET_TOKENS = tuple(2**power for power in range(7, 21))
+PEAK_SECONDS = 60.0
 
 
 class Histogram:
@@ -29,10 +31,39 @@ class Histogram:
         self.sum += tokens
 
 
+class Peak:
+    """The highest of a number in the last PEAK_SECONDS at least, and in twice that at most.
+
+    Whoever reads it changes nothing: the operator and a Prometheus scrape the same page.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began_at = clock()
+        self._highest = self._before = 0
+
+    def add(self, value: int) -> None:
+        """Take the number as it is now."""
+        self._turn()
+        self._highest = max(self._highest, value)
+
+    def highest(self) -> int:
+        """Return the highest."""
+        self._turn()
+        return max(self._highest, self._before)
+
+    def _turn(self) -> None:
+        turns = (self._clock() - self._began_at) // PEAK_SECONDS
+        if turns:
+            self._before = self._highest if turns == 1 else 0
+            self._highest = 0
+            self._began_at += turns * PEAK_SECONDS
+
+
 class Lifecycle:
     """Counts events as the scheduler reports them; call with its lock held."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._declared = settings.roles
         self._known = set(settings.roles)
         self._live: dict[str, Any] = {}
@@ -41,7 +72,7 @@ class Lifecycle:
         self.finished_tokens: dict[str, Histogram] = {}
         self.past_ceiling: Counter[str] = Counter()
         self.past_compaction: Counter[str] = Counter()
-        self._running_peak = 0
+        self.running = Peak(clock)
 
     def role(self, name: str) -> str:
         """Return the role as a label: names beyond the first MAX_ROLES are one."""
@@ -52,12 +83,6 @@ class Lifecycle:
         self._known.add(name)
         return name
 
-    def take_running_peak(self, now_running: int) -> int:
-        """Return the most sequences that ran at once since the last call."""
-        peak = max(self._running_peak, now_running)
-        self._running_peak = now_running
-        return peak
-
     def arrived(self, request: Any) -> None:
         """Count a request that the engine took in."""
         # A streaming session sends its next input under the same id.
@@ -67,7 +92,7 @@ class Lifecycle:
 
     def scheduled(self, output: Any, running: int) -> None:
         """Count what one step let in and what it took the blocks from."""
-        self._running_peak = max(self._running_peak, running)
+        self.running.add(running)
         for request_id in getattr(output, "preempted_req_ids", None) or ():
             self._count("preempted", self._live.get(request_id))
         # The newer model runner gets resumed requests among the new ones.

@@ -61,7 +61,6 @@ def live_page(
     snapshot: Snapshot,
     lifecycle: Lifecycle,
     *,
-    running_peak: int,
     scan_seconds: float,
 ) -> str:
     """Return the page of a probe that works."""
@@ -87,8 +86,8 @@ def live_page(
     page.family(
         "ballonet_running_peak",
         "gauge",
-        "Most sequences that ran at once since the last scrape.",
-        [({}, running_peak)],
+        "Most sequences that ran at once in the last one to two minutes.",
+        [({}, lifecycle.running.highest())],
     )
     _add_roles(page, snapshot, lifecycle)
     _add_promises(page, settings, snapshot, lifecycle)

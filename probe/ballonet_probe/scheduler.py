@@ -64,7 +64,6 @@ class Probe:
                 self._settings,
                 snapshot,
                 self._lifecycle,
-                running_peak=self._lifecycle.take_running_peak(len(self._scheduler.running)),
                 scan_seconds=time.perf_counter() - start,
             )
 

@@ -37,7 +37,6 @@ class Sequences:
         tokens: their tokens, added up.
         longest_tokens: the longest of them.
         shared_blocks: blocks that two or more of them hold.
-        running_peak: most that ran at once since the last reading.
         past_ceiling: by role, how many hold more tokens than the role declares.
         past_compaction: by role, how many hold more than their runtime should have left them.
         ended_past_ceiling: by role, how many have ended so since the pod started.
@@ -47,7 +46,6 @@ class Sequences:
     tokens: int
     longest_tokens: int
     shared_blocks: int | None = None
-    running_peak: int | None = None
     past_ceiling: Mapping[str, int] = field(default_factory=dict)
     past_compaction: Mapping[str, int] = field(default_factory=dict)
     ended_past_ceiling: Mapping[str, int] = field(default_factory=dict)

@@ -27,12 +27,11 @@ _COUNT: Final = "ballonet_kv_sequences"
 _TOKENS: Final = "ballonet_kv_sequence_tokens"
 _LONGEST: Final = "ballonet_kv_sequence_longest_tokens"
 _BLOCKS: Final = "ballonet_kv_blocks_in_use"
-_PEAK: Final = "ballonet_running_peak"
 _PAST_CEILING: Final = "ballonet_seq_past_ceiling"
 _PAST_COMPACTION: Final = "ballonet_seq_past_compaction"
 _ENDED_PAST_CEILING: Final = "ballonet_seq_ended_past_ceiling_total"
 _WANTED: Final = (
-    *(_UP, _COUNT, _TOKENS, _LONGEST, _BLOCKS, _PEAK),
+    *(_UP, _COUNT, _TOKENS, _LONGEST, _BLOCKS),
     *(_PAST_CEILING, _PAST_COMPACTION, _ENDED_PAST_CEILING),
 )
 # Phases in which a sequence holds blocks.
@@ -119,7 +118,6 @@ def read_probes(pages: Sequence[str]) -> Sequences:
         tokens=sum(holding(_TOKENS)),
         longest_tokens=max(holding(_LONGEST), default=0),
         shared_blocks=sum(values(_BLOCKS, sequence_id="_shared")),
-        running_peak=sum(values(_PEAK)),
         past_ceiling=_by_role(read, _PAST_CEILING),
         past_compaction=_by_role(read, _PAST_COMPACTION),
         ended_past_ceiling=_by_role(read, _ENDED_PAST_CEILING),
@@ -134,7 +132,7 @@ def _checked(page: Page) -> Page:
     for labels, value in up:
         if value != 1:
             raise ProbeOffError(labels.get("reason", "no reason given")[:_MAX_REASON_CHARACTERS])
-    for name in (_COUNT, _TOKENS, _LONGEST, _BLOCKS, _PEAK):
+    for name in (_COUNT, _TOKENS, _LONGEST, _BLOCKS):
         if name not in page:
             raise InvalidPageError(f"there is no {name}")
     for name, series in page.items():

@@ -24,7 +24,7 @@ def page(*sequences: Sequence, settings: Settings | None = None, shared: int = 2
     used = shared + sum(one.exclusive_blocks for one in sequences)
     snapshot = Snapshot(127, 127 - used, shared, sequences)
     lifecycle = Lifecycle(settings)
-    return live_page(COMMON, settings, snapshot, lifecycle, running_peak=3, scan_seconds=0.0001)
+    return live_page(COMMON, settings, snapshot, lifecycle, scan_seconds=0.0001)
 
 
 def samples(text: str, name: str) -> list[tuple[dict[str, str], float]]:
