@@ -89,10 +89,6 @@ class Window:
         values = sorted(self.values(read))
         return values[ceil_div(95 * len(values), 100) - 1]
 
-    def share(self, holds: Callable[[Observation], bool]) -> Fraction:
-        """Return in which share of the samples something holds."""
-        return Fraction(sum(map(holds, self.samples)), len(self.samples))
-
     def halves(self) -> tuple[Window, Window]:
         """Return the samples before and after the middle; that in the middle ends one half.
 
