@@ -53,7 +53,8 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", [b"[]", b"not json", b'{"a": {}}', b'{"a": {"data_offsets": [4, 2]}}']
+    "header",
+    [b"[]", b"[" * 100_000, b"not json", b'{"a": {}}', b'{"a": {"data_offsets": [4, 2]}}'],
 )
 def test_a_header_of_another_form_is_refused(header: bytes) -> None:
     with pytest.raises(InvalidCheckpoint):

@@ -236,6 +236,9 @@ def test_owned_variables_are_refused(name: str, value: str, words: str) -> None:
     [
         (["--speculative-config", "{}"], {}, "only with a method of draft_model, eagle"),
         (["--speculative-config", "[]"], {}, "only with a JSON object"),
+        (["--speculative-config", "[" * 4000], {}, "only with a JSON object"),
+        (["--spec-method=ngram", "--speculative-config.a", "[" * 4000], {}, "with the key a"),
+        (["--enable-lora", "--max-lora-rank", "7"], {}, "only with a rank of 1, 8, 16"),
         (["--speculative-config.method", "ngram"], {}, "num_speculative_tokens is given"),
         (["-sc", '{"method": "medusa"}'], {}, "-sc (--speculative-config) is planned for only"),
         (["--spec-tok=3"], {}, "only with a method"),

@@ -154,6 +154,22 @@ def test_a_drafting_model_comes_from_the_catalog_or_is_unknown_by_name() -> None
     assert "nobody/knows-it is not in the catalog" in unknown.budget_computed.message
 
 
+@pytest.mark.parametrize(
+    ("version", "draft", "words"),
+    [
+        ("0.14.1", "Qwen/Qwen3-0.6B", "needs vLLM 0.15 or later"),
+        ("0.32.0", "google/gemma-3-4b-it", "262,208 words and the model 151,936"),
+    ],
+)
+def test_a_drafting_model_that_the_engine_refuses_is_refused(
+    version: str, draft: str, words: str
+) -> None:
+    args = ["-sc", f'{{"method": "draft_model", "model": "{draft}", "num_speculative_tokens": 3}}']
+    plan = planned(DENSE, engine={"version": version, "args": args})
+    assert plan.spec_resolved.reason is Reason.UNSUPPORTED_BY_ENGINE
+    assert words in plan.spec_resolved.message
+
+
 def test_engines_of_one_pod_have_blocks_and_slots_of_their_own() -> None:
     alone, four = planned(DENSE), planned(DENSE, parallelism={"data": 4})
     assert four.blocks == alone.blocks

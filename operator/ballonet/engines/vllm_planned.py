@@ -84,12 +84,17 @@ def _backend(value: Any) -> str:
     return name
 
 
+def _json(text: str) -> Any:
+    """Return what a JSON text says, or None where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 def _object(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            value = None
+        value = _json(value)
     if not isinstance(value, dict):
         raise NotPlanned("is planned for only with a JSON object")
     return value
@@ -161,12 +166,18 @@ _SPECULATION_OPTIONS: Final = {
 }
 
 
+# MaxLoRARanks of config/lora.py (0.11.2 to 0.32.0; 0.10.2 has all but 1).
+_ADAPTER_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
 def _adapters(values: Mapping[str, Any]) -> Adapters | None:
     if not values.get("--enable-lora"):
         return None
-    return Adapters(
-        count=_whole(values.get("--max-loras", 1)), rank=_whole(values.get("--max-lora-rank", 16))
-    )
+    rank = _whole(values.get("--max-lora-rank", 16))
+    if rank not in _ADAPTER_RANKS:
+        known = ", ".join(map(str, _ADAPTER_RANKS))
+        raise NotPlanned(f"is planned for only with a rank of {known}")
+    return Adapters(count=_whole(values.get("--max-loras", 1)), rank=rank)
 
 
 def _text_only(values: Mapping[str, Any]) -> bool:
@@ -305,7 +316,5 @@ def _put(whole: dict[str, Any], keys: Sequence[str], text: str) -> None:
         if not isinstance(inner, dict):
             inner = whole[key] = {}
         whole = inner
-    try:
-        whole[keys[-1]] = json.loads(text)
-    except ValueError:
-        whole[keys[-1]] = text
+    value = _json(text)
+    whole[keys[-1]] = text if value is None and text != "null" else value

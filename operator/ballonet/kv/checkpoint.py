@@ -43,7 +43,7 @@ def header_tensors(header: bytes) -> dict[str, int]:
     """
     try:
         fields = json.loads(header)
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
         raise InvalidCheckpoint("header of a safetensors file: no JSON object")

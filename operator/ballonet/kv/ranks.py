@@ -82,7 +82,7 @@ def rank_specs(
     """
     _check(geometry, settings)
     speculation = settings.speculation
-    drafted = () if speculation is None else drafted_layers(geometry, speculation)
+    drafted = () if speculation is None else drafted_layers(geometry, speculation, settings.version)
     maker = _Maker.of(geometry, settings, drafted)
     # Most layers are alike, and alike ones share one spec.
     made: dict[tuple[Cache, bool], CacheSpec] = {}
