@@ -1,4 +1,4 @@
-"""Recorded traces of engines as files: a line says what they are, the others are observations.
+"""Traces of engines as files: a line says what they are, the others are observations.
 
 Each file NAME.jsonl begins with ``{"trace": {...}}``: where the trace is from and what the pool was
 (``limit`` sequences at once, ``ceiling`` tokens, ``block_tokens``). Each further line is one
