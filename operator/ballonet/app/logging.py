@@ -26,7 +26,12 @@ def configure(level: LogLevel, form: LogFormat) -> None:
     renderer: list[Any] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if form is LogFormat.JSON
-        else [structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())]
+        # Its own choice of a traceback shows what stands in variables: tokens among that.
+        else [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stdout.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
     )
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
