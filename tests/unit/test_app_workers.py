@@ -88,7 +88,7 @@ async def test_a_failed_pass_is_counted_and_comes_back_later_each_time(harness: 
     assert 'reason="Api500"} 2.0' in await harness.series("ballonet_reconcile_errors_total")
     harness.behave = lambda: Outcome(None)
     await harness.one_round()
-    assert harness.queue.failures(KEY) == 0
+    assert harness.queue.retry(KEY) == 1
 
 
 @pytest.mark.parametrize(

@@ -98,10 +98,6 @@ class WorkQueue(Generic[K]):
         self.add_after(key, seconds)
         return seconds
 
-    def failures(self, key: K) -> int:
-        """Return how many times in a row the key has failed."""
-        return self._failures.get(key, 0)
-
     def forget(self, key: K) -> None:
         """Forget the key's failures: it succeeded, or is gone."""
         self._failures.pop(key, None)
@@ -144,11 +140,6 @@ class WorkQueue(Generic[K]):
         """Keys that are due and not yet handed out."""
         self._move_due()
         return len(self._ready) + len(self._routine) + len(self._dirty)
-
-    @property
-    def idle(self) -> bool:
-        """Nothing is due and nothing is being worked on; delayed wishes do not count."""
-        return not self.depth and not self._running
 
     def running_seconds(self) -> list[float]:
         """Return for how long each key that is worked on has been so."""
