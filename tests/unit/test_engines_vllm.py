@@ -174,6 +174,17 @@ def test_the_public_image_carries_the_version() -> None:
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
             *(Reason.OUT_OF_DEVICE_MEMORY, "set spec.budget.pin to None"),
         ),
+        *(
+            (line, Reason.OUT_OF_DEVICE_MEMORY, "set spec.budget.pin to None")
+            for line in (
+                "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+                "torch.AcceleratorError: CUDA error: out of memory",
+                "RuntimeError: CUDA driver error: out of memory",
+                "RuntimeError: HIP error: out of memory",
+                "gpu-1:7:7 [0] NCCL WARN Cuda failure 2 'out of memory'",
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            )
+        ),
         ("vllm: error: unrecognized arguments: --no-such-flag", None, "spec.engine.args"),
         (
             "ValueError: No common block size for 16 (CPU_ATTN: [MultipleOf(32)])",
@@ -185,3 +196,8 @@ def test_last_words_are_known(line: str, reason: Reason | None, advice: str) -> 
     found = next(failure for failure in START_FAILURES if re.search(failure.pattern, line))
     assert found.reason is reason
     assert advice in found.advice
+
+
+def test_advice_about_memory_is_no_failure() -> None:
+    line = "CUDA graphs can take additional memory. If you are running out of memory, consider ..."
+    assert not any(re.search(failure.pattern, line) for failure in START_FAILURES)

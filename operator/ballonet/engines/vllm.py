@@ -198,7 +198,10 @@ START_FAILURES: Final[tuple[StartFailure, ...]] = (
         "something else uses the device; free it or lower spec.accelerator.memoryPercent",
     ),
     StartFailure(
-        r"(CUDA|HIP) out of memory|torch\.OutOfMemoryError",
+        # What torch did not allocate fails in the driver's words: graphs, NCCL, cuBLAS.
+        r"(CUDA|HIP|XPU)( driver)?( error:)? out of memory|torch\.OutOfMemoryError"
+        r"|(Cuda|HIP) failure .{0,40}out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+        r"|cudaErrorMemoryAllocation",
         Reason.OUT_OF_DEVICE_MEMORY,
         "lower spec.budget.kvCacheMemoryPerRank, or set spec.budget.pin to None if it is Receipt, "
         "or lower spec.accelerator.memoryPercent, or raise spec.parallelism.tensor",
