@@ -10,6 +10,7 @@ that follow from shapes are worked out here; the rest was measured: its figures 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -521,8 +522,8 @@ def _graphs(
     since = _GRAPHS_CHARGED if runner == 1 else _GRAPHS_CHARGED_RUNNER_2
     if version < since:
         return Spread.point(0)
-    pieces = sum(size <= max(2, 2 * max_num_seqs) for size in GRAPH_SIZES)
-    whole = sum(size <= max_num_seqs for size in GRAPH_SIZES)
+    pieces = bisect_right(GRAPH_SIZES, max(2, 2 * max_num_seqs))
+    whole = bisect_right(GRAPH_SIZES, max_num_seqs)
     each = calibration.graph_bytes.times((pieces + whole) * work.layers)
     return each + calibration.first_graph_bytes
 

@@ -80,23 +80,24 @@ class Capacity:
 
     def memory(self, slots: int) -> MemoryPlan:
         """Return where the memory of a rank goes when the engine runs this many sequences."""
-        if slots not in self._memory:
-            self._memory[slots] = self._memory_for(slots)
-        return self._memory[slots]
+        limits = self.limits(slots)
+        if limits not in self._memory:
+            self._memory[limits] = self._memory_under(limits)
+        return self._memory[limits]
 
     @cached_property
-    def _memory(self) -> dict[int, MemoryPlan]:
-        """What was worked out already: searches ask for the same numbers again."""
+    def _memory(self) -> dict[Limits, MemoryPlan]:
+        """What was worked out already: many numbers of sequences have the same limits."""
         return {}
 
-    def _memory_for(self, slots: int) -> MemoryPlan:
+    def _memory_under(self, limits: Limits) -> MemoryPlan:
         given = self.given_bytes
         if given is not None:
             return given_memory(given)
-        fixed = self._pinned(slots)
+        fixed = self._pinned(limits)
         if fixed is not None:
             return fixed
-        return narrowed(self.predicted_memory(slots), self.limits(slots), self._known)
+        return narrowed(self.predicted_under(limits), limits, self._known)
 
     def source(self, slots: int) -> Source:
         """Return where the memory of an engine that runs this many sequences comes from."""
@@ -106,7 +107,7 @@ class Capacity:
 
     def written_bytes(self, slots: int) -> int | None:
         """Return the KV memory of a rank that is written to the engine, or None."""
-        fixed = self._pinned(slots) if self.given_bytes is None else None
+        fixed = self._pinned(self.limits(slots)) if self.given_bytes is None else None
         return given_bytes(self.spec) if fixed is None else fixed.usual_bytes
 
     def limits(self, slots: int) -> Limits:
@@ -117,10 +118,10 @@ class Capacity:
             max_batched_tokens=max_batched_tokens(self.spec, self.resolved.device.device, slots),
         )
 
-    def _pinned(self, slots: int) -> MemoryPlan | None:
+    def _pinned(self, limits: Limits) -> MemoryPlan | None:
         if self.spec.budget.pin is not Pin.RECEIPT:
             return None
-        return pinned(self.limits(slots), self._known)
+        return pinned(limits, self._known)
 
     @cached_property
     def _known(self) -> tuple[Known, ...]:

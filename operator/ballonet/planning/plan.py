@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.status import (
@@ -46,7 +47,13 @@ from ballonet.planning.pod import (
 )
 from ballonet.planning.receipts import NO_RECEIPTS, Receipt, Receipts
 from ballonet.planning.remedies import Remedy, find_remedies
-from ballonet.planning.resolve import Resolved, Unresolved, resolve
+from ballonet.planning.resolve import (
+    Resolved,
+    Unresolved,
+    engine_part,
+    resolve,
+    step_tokens,
+)
 from ballonet.planning.topology import (
     NO_SIZES,
     BlockSizes,
@@ -158,13 +165,14 @@ def plan_pool(
         receipts: what engines measured at their starts, of whatever configurations.
     """
     catalog = catalog or Catalog.builtin()
-    plan = _plan(name, spec, config_text, catalog, receipts)
+    planner = _Planner(name, config_text, catalog, receipts)
+    plan = planner.plan(spec)
     if not with_remedies or plan.verdict is Verdict.FITS or plan.need is None:
         return plan
     remedies = find_remedies(
         plan,
-        fits=lambda changed: _surely_fits(changed, config_text, catalog, receipts),
-        replan=lambda changed: _plan(name, changed, config_text, catalog, receipts),
+        fits=planner.surely_fits,
+        replan=planner.plan,
         accelerators=catalog.accelerators,
     )
     if not remedies:
@@ -175,60 +183,114 @@ def plan_pool(
     return replace(plan, remedies=remedies, topology_fits=finding)
 
 
-def _plan(
-    name: str,
-    spec: InferencePoolSpec,
-    config_text: str | None,
-    catalog: Catalog,
-    receipts: Receipts,
-) -> Plan:
-    arguments = _arguments(spec)
-    refused = arguments.refused
-    try:
-        resolved = resolve(spec, config_text, arguments.planned, catalog)
-    except Unresolved as error:
-        return _unresolved(name, spec, error.finding, refused)
-    plan = Plan(
-        name=name,
-        spec=spec,
-        spec_resolved=Finding(Status.TRUE, Reason.RESOLVED, _resolved_text(spec, resolved)),
-        budget_computed=_UNRESOLVED_BUDGET,
-        topology_fits=_UNKNOWN_TOPOLOGY,
-        topology=TopologyStatus(),
-        refused_arguments=refused,
-        device=resolved.device,
-        layout=resolved.layout,
-    )
-    own = _own_receipts(spec, config_text, resolved, receipts)
-    capacity = _capacity(spec, resolved, arguments.unplanned, own)
-    if isinstance(capacity, Finding):
-        return _unplanned(plan, resolved, capacity)
-    return _planned(plan, capacity)
+@dataclass(frozen=True)
+class _Engine:
+    """What a spec says of each engine, whatever runs it gets.
+
+    Attributes:
+        spec: the spec without its runs.
+        step_tokens: tokens of a step, which are more only for very many required slots.
+        receipts: what engines of this configuration measured, under any limits.
+    """
+
+    spec: InferencePoolSpec
+    step_tokens: int
+    arguments: UserArguments
+    resolved: Resolved
+    receipts: tuple[Receipt, ...]
+
+    def serves(self, spec: InferencePoolSpec) -> bool:
+        """Return whether another spec says the same."""
+        return self.spec == engine_part(spec) and self.step_tokens == step_tokens(
+            spec, self.resolved.device
+        )
+
+    @cached_property
+    def capacity(self) -> Capacity | None:
+        """What it can hold; None where the layout is not known."""
+        if self.resolved.layout is None:
+            return None
+        return Capacity(self.spec, self.resolved, self.resolved.layout, self.receipts)
+
+    @cached_property
+    def sizes(self) -> BlockSizes:
+        """What sequences take."""
+        layout = self.resolved.layout
+        return NO_SIZES if layout is None else BlockSizes.of(layout)
+
+    def need(self, spec: InferencePoolSpec) -> EngineNeed:
+        """Return the need of one engine when the replicas share the runs evenly."""
+        return pool_need(spec, self.sizes).shared_among(pods(spec))
 
 
-def _own_receipts(
-    spec: InferencePoolSpec, config_text: str | None, resolved: Resolved, receipts: Receipts
-) -> tuple[Receipt, ...]:
-    """Return the receipts of the spec's configuration, in which any limits do."""
-    if not receipts.all:
-        return ()
-    args = vllm.render_args(_gates(spec, resolved, 1, None), spec.engine.version)
-    return receipts.of(configuration(spec, config_text, args))
+class _Planner:
+    """Plans one spec of a pool after another.
 
+    Many remedies change the runs alone, so the engine that was worked out last often serves again.
+    """
 
-def _surely_fits(
-    spec: InferencePoolSpec, config_text: str | None, catalog: Catalog, receipts: Receipts
-) -> bool:
-    """Return whether a plan of the spec would fit, without making the plan."""
-    try:
-        resolved = resolve(spec, config_text, _arguments(spec).planned, catalog)
-    except Unresolved:
-        return False
-    if resolved.layout is None:
-        return False
-    own = _own_receipts(spec, config_text, resolved, receipts)
-    capacity = Capacity(spec, resolved, resolved.layout, own)
-    return surely_fits(capacity, _engine_need(spec, resolved.layout))
+    def __init__(
+        self, name: str, config_text: str | None, catalog: Catalog, receipts: Receipts
+    ) -> None:
+        self.name, self.config_text = name, config_text
+        self.catalog, self.receipts = catalog, receipts
+        self.last: _Engine | None = None
+
+    def plan(self, spec: InferencePoolSpec) -> Plan:
+        """Return the plan of a spec, without remedies."""
+        try:
+            engine = self._engine(spec)
+        except Unresolved as error:
+            return _unresolved(self.name, spec, error.finding, _arguments(spec).refused)
+        resolved = engine.resolved
+        plan = Plan(
+            name=self.name,
+            spec=spec,
+            spec_resolved=Finding(Status.TRUE, Reason.RESOLVED, _resolved_text(spec, resolved)),
+            budget_computed=_UNRESOLVED_BUDGET,
+            topology_fits=_UNKNOWN_TOPOLOGY,
+            topology=TopologyStatus(),
+            refused_arguments=engine.arguments.refused,
+            device=resolved.device,
+            layout=resolved.layout,
+        )
+        capacity = _capacity(spec, engine)
+        if isinstance(capacity, Finding):
+            return _unplanned(plan, engine, capacity)
+        return _planned(plan, capacity, engine.sizes)
+
+    def surely_fits(self, spec: InferencePoolSpec) -> bool:
+        """Return whether a plan of the spec would fit, without making the plan."""
+        try:
+            engine = self._engine(spec)
+        except Unresolved:
+            return False
+        return engine.capacity is not None and surely_fits(engine.capacity, engine.need(spec))
+
+    def _engine(self, spec: InferencePoolSpec) -> _Engine:
+        """Return the engine that a spec asks for.
+
+        Raises:
+            Unresolved: it names something that is unknown, unusable or not supported.
+        """
+        if self.last is None or not self.last.serves(spec):
+            arguments = _arguments(spec)
+            resolved = resolve(spec, self.config_text, arguments.planned, self.catalog)
+            self.last = _Engine(
+                spec=engine_part(spec),
+                step_tokens=step_tokens(spec, resolved.device),
+                arguments=arguments,
+                resolved=resolved,
+                receipts=self._own_receipts(spec, resolved),
+            )
+        return self.last
+
+    def _own_receipts(self, spec: InferencePoolSpec, resolved: Resolved) -> tuple[Receipt, ...]:
+        """Return the receipts of the spec's configuration, in which any limits do."""
+        if not self.receipts.all:
+            return ()
+        args = vllm.render_args(_gates(spec, resolved, 1, None), spec.engine.version)
+        return self.receipts.of(configuration(spec, self.config_text, args))
 
 
 _UNRESOLVED_BUDGET = Finding(Status.UNKNOWN, Reason.SPEC_UNRESOLVED, Reason.SPEC_UNRESOLVED.doc)
@@ -277,14 +339,10 @@ def _resolved_text(spec: InferencePoolSpec, resolved: Resolved) -> str:
     )
 
 
-def _capacity(
-    spec: InferencePoolSpec,
-    resolved: Resolved,
-    unplanned: tuple[str, ...],
-    receipts: tuple[Receipt, ...],
-) -> Capacity | Finding:
+def _capacity(spec: InferencePoolSpec, engine: _Engine) -> Capacity | Finding:
     """Return what an engine can hold, or why that cannot be worked out."""
-    if resolved.layout is None:
+    resolved, capacity, unplanned = engine.resolved, engine.capacity, engine.arguments.unplanned
+    if capacity is None:
         problem = resolved.layout_problem or ""
         return Finding(
             Status.UNKNOWN,
@@ -304,7 +362,6 @@ def _capacity(
         return Finding(
             Status.UNKNOWN, Reason.UNPLANNED_ARGUMENT, explain.bounded(" ".join(unplanned))
         )
-    capacity = Capacity(spec, resolved, resolved.layout, receipts)
     if capacity.given_bytes is None and capacity.unpredictable is not None:
         return capacity.unpredictable
     return capacity
@@ -313,7 +370,7 @@ def _capacity(
 def _unresolved(
     name: str, spec: InferencePoolSpec, finding: Finding, refused: tuple[str, ...]
 ) -> Plan:
-    required = _engine_need(spec, None).slots
+    required = pool_need(spec, NO_SIZES).shared_among(pods(spec)).slots
     return Plan(
         name=name,
         spec=spec,
@@ -325,10 +382,10 @@ def _unresolved(
     )
 
 
-def _unplanned(plan: Plan, resolved: Resolved, finding: Finding) -> Plan:
+def _unplanned(plan: Plan, engine: _Engine, finding: Finding) -> Plan:
     """Return the plan of a pool that starts without a budget."""
-    spec = plan.spec
-    need = _engine_need(spec, resolved.layout)
+    spec, resolved = plan.spec, engine.resolved
+    need = engine.need(spec)
     gates = _gates(spec, resolved, unplanned_slots(spec), given_bytes(spec))
     layout, steps = resolved.layout, list[Step]()
     text = _UNKNOWN_TOPOLOGY.message
@@ -355,7 +412,7 @@ def _unplanned(plan: Plan, resolved: Resolved, finding: Finding) -> Plan:
             required_slots=need.slots,
             need_blocks=None if layout is None else need.blocks,
             verdict=verdict,
-            roles=role_statuses(spec, None if layout is None else BlockSizes.of(layout)),
+            roles=role_statuses(spec, None if layout is None else engine.sizes),
         ),
         gates=gates,
         engine_args=vllm.render_args(gates, spec.engine.version),
@@ -368,17 +425,11 @@ def _layout_steps(spec: InferencePoolSpec, resolved: Resolved, layout: CacheLayo
     return layout_steps(layout, spec.sequence.max_tokens, resolved.evidence, rules=rules)
 
 
-def _engine_need(spec: InferencePoolSpec, layout: CacheLayout | None) -> EngineNeed:
-    """Return the need of one engine when the replicas share the runs evenly."""
-    sizes = NO_SIZES if layout is None else BlockSizes.of(layout)
-    return pool_need(spec, sizes).shared_among(pods(spec))
-
-
-def _planned(plan: Plan, capacity: Capacity) -> Plan:
+def _planned(plan: Plan, capacity: Capacity, sizes: BlockSizes) -> Plan:
     """Return the plan of a pool whose budget can be worked out."""
-    spec, resolved, layout = capacity.spec, capacity.resolved, capacity.layout
-    need = _engine_need(spec, layout)
-    whole = pool_need(spec, BlockSizes.of(layout))
+    spec, resolved, layout = plan.spec, capacity.resolved, capacity.layout
+    whole = pool_need(spec, sizes)
+    need = whole.shared_among(pods(spec))
     # Pods are not replaced for another number of replicas, so the limit is made for all with which
     # the pool fits.
     share = whole.largest_share(pods(spec), lambda share: surely_fits(capacity, share))
@@ -423,7 +474,7 @@ def _planned(plan: Plan, capacity: Capacity) -> Plan:
     judged = with_figures(
         plan,
         need=need,
-        sizes=BlockSizes.of(layout),
+        sizes=sizes,
         memory=memory,
         blocks=blocks,
         judged_blocks=judged_blocks,

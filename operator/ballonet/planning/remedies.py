@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
+
+from pydantic.alias_generators import to_camel
 
 from ballonet.api.quantity import quantity_bytes
 from ballonet.api.status import Verdict
@@ -79,6 +80,16 @@ def apply_merge_patch(target: Any, patch: Any) -> Any:
     return merged
 
 
+def _with(document: Any, path: Sequence[int | str], value: Any) -> Any:
+    """Return a document with another value at a path; both have in common what is beside it."""
+    if not path:
+        return value
+    first, *rest = path
+    changed = document.copy()
+    changed[first] = _with(document[first], rest, value)
+    return changed
+
+
 def as_written(spec: InferencePoolSpec) -> Json:
     """Return a spec as the user wrote it, without defaults."""
     return spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -144,12 +155,10 @@ class _Dial:
     value: int
     path: tuple[int | str, ...]
 
-    def lower(self, topologies: Any, most: int) -> None:
-        """Turn the count down in topologies as they were written."""
-        place = topologies
-        for part in self.path[:-1]:
-            place = place[part]
-        place[self.path[-1]] = min(self.value, most)
+    def lowered(self, topologies: list[Json], most: int) -> list[Json]:
+        """Return topologies as they were written with the count turned down."""
+        changed: list[Json] = _with(topologies, self.path, min(self.value, most))
+        return changed
 
 
 def find_remedies(
@@ -197,6 +206,11 @@ class _Search:
         self.spec, self.layout, self.need = plan.spec, plan.layout, plan.need
         self.device, self.refused = plan.device, frozenset(plan.refused_arguments)
         self.written = as_written(plan.spec)
+        self.parts = {
+            to_camel(name): getattr(plan.spec, name) for name in plan.spec.model_fields_set
+        }
+        # Lists are replaced whole by a patch, so every change of a topology gives all of them.
+        self.topologies: list[Json] = self.written.get("topologies", [])
 
     def changed(self, change: Json) -> InferencePoolSpec:
         """Return the spec after a change.
@@ -204,7 +218,17 @@ class _Search:
         Raises:
             ValueError: it breaks a rule of the resource.
         """
-        return InferencePoolSpec.model_validate(apply_merge_patch(self.written, change))
+        # What the change leaves alone was checked when it was read: models are not checked again.
+        alone = {field: part for field, part in self.parts.items() if field not in change}
+        changed = apply_merge_patch(self.written, change) | alone
+        if topologies := change.get("topologies"):
+            changed["topologies"] = [
+                part if now is written else now
+                for now, written, part in zip(
+                    topologies, self.topologies, self.spec.topologies, strict=True
+                )
+            ]
+        return InferencePoolSpec.model_validate(changed)
 
     def fits(self, change: Json) -> bool:
         """Return whether the pool fits after a change of the spec; no, once too many were tried."""
@@ -294,11 +318,6 @@ class _Search:
         if larger := self._larger_devices():
             yield self._device(larger[-1])
 
-    def topologies(self) -> list[Json]:
-        """Return the topologies as the user wrote them, to be changed: lists are replaced whole."""
-        topologies: list[Json] = deepcopy(self.written.get("topologies", []))
-        return topologies
-
     # --- less work ---
 
     def lower_ceiling(self) -> _Change | None:
@@ -323,16 +342,12 @@ class _Search:
 
     def _ceiling(self, ceiling: int) -> Json:
         change: Json = {"sequence": {"maxTokens": ceiling}}
-        topologies = self.topologies()
-        above = [
-            role
-            for topology in topologies
-            for role in topology["roles"]
-            if (role.get("maxTokens") or 0) > ceiling
-        ]
-        for role in above:
-            role["maxTokens"] = ceiling
-        return {**change, "topologies": topologies} if above else change
+        topologies = self.topologies
+        for t, topology in enumerate(self.spec.topologies):
+            for r, role in enumerate(topology.roles):
+                if (role.max_tokens or 0) > ceiling:
+                    topologies = _with(topologies, (t, "roles", r, "maxTokens"), ceiling)
+        return change if topologies is self.topologies else {**change, "topologies": topologies}
 
     def prefix_credit(self) -> _Change | None:
         """Count declared prefixes once; offered only where roles name them."""
@@ -344,10 +359,10 @@ class _Search:
         ]
         if not names or not caches_prefixes(self.spec):
             return None
-        prefixes = deepcopy(self.written["sharedPrefixes"])
-        for prefix in prefixes:
-            if prefix["name"] in names:
-                prefix["credit"] = PrefixCredit.DECLARED.value
+        prefixes = [
+            {**prefix, "credit": PrefixCredit.DECLARED.value} if prefix["name"] in names else prefix
+            for prefix in self.written["sharedPrefixes"]
+        ]
         listed = ", ".join(names)
         change = _Change(
             "PrefixCredit",
@@ -397,6 +412,8 @@ class _Search:
         """Return the least lowering of one dial, or of all where one is not enough."""
         several = sorted((d for d in dials if d.value > 1), key=lambda d: d.value, reverse=True)
         several = several[:MAX_DIALS]
+        if len(several) > 1 and not self.fits(self._lowered(several, 1)):
+            return None  # none is enough alone that is not enough with all others
         found = [one for dial in several if (one := self._turn(name, cost, [dial])) is not None]
         if not found and len(several) > 1 and (every := self._turn(name, cost, several)):
             found.append(every)
@@ -404,22 +421,15 @@ class _Search:
 
     def _turn(self, name: str, cost: str, dials: Sequence[_Dial]) -> _Change | None:
         """Lower dials to the largest bound at which the pool fits."""
-
-        def lowered(most: int) -> Json:
-            topologies = self.topologies()
-            for dial in dials:
-                dial.lower(topologies, most)
-            return {"topologies": topologies}
-
         top = max(dial.value for dial in dials) - 1
-        most = largest(1, top, lambda n: self.fits(lowered(n)))
+        most = largest(1, top, lambda n: self.fits(self._lowered(dials, n)))
         if most is None:
             return None
         changed = [dial for dial in dials if dial.value > most]
         steps = " and ".join(f"{dial.field} from {dial.value:,} to {most:,}" for dial in changed)
         return _Change(
             name,
-            lowered(most),
+            self._lowered(dials, most),
             text=f"Lower {steps}; {cost}",
             summary=" and ".join(
                 f"{most:,} instead of {dial.value:,} {dial.noun}" for dial in changed
@@ -429,6 +439,12 @@ class _Search:
                 sum(dial.value - most for dial in changed), sum(dial.value for dial in dials)
             ),
         )
+
+    def _lowered(self, dials: Sequence[_Dial], most: int) -> Json:
+        topologies = self.topologies
+        for dial in dials:
+            topologies = dial.lowered(topologies, most)
+        return {"topologies": topologies}
 
     # --- more memory ---
 

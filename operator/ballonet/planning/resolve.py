@@ -37,7 +37,7 @@ from ballonet.kv.settings import (
 from ballonet.kv.units import Interval
 from ballonet.planning import offload, probe
 from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, ranks_per_pod
-from ballonet.planning.topology import NO_SIZES, pods, pool_need
+from ballonet.planning.topology import NO_SIZES, declared_sequences, pods, pool_need
 
 # Remedies are found by planning again, most often with the same model and settings.
 _parse_config = lru_cache(maxsize=16)(parse_config)
@@ -403,15 +403,12 @@ def _settings(
         for layer in geometry.caches
         for cache in layer
     )
-    # One layout serves every number of sequences that is tried: up to the tokens of a step, which
-    # only more required slots than that raise, it is the same, and beyond no larger.
-    slots = max(MAX_SLOTS, pool_need(spec, NO_SIZES).shared_among(pods(spec)).slots)
     platform = _platform(device)
     return EngineSettings(
         version=vllm.parse_version(spec.engine.version)[:3],
         platform=platform,
         max_model_tokens=sequence.max_tokens,
-        max_batched_tokens=max_batched_tokens(spec, device.device, slots),
+        max_batched_tokens=step_tokens(spec, device),
         tensor=parallelism.tensor,
         pipeline=parallelism.pipeline,
         decode_context=parallelism.decode_context,
@@ -424,6 +421,28 @@ def _settings(
         state_cache_mode=arguments.state_cache_mode,
         state_block_tokens=arguments.state_block_tokens,
     )
+
+
+def step_tokens(spec: InferencePoolSpec, device: Accelerator) -> int:
+    """Return the tokens of a step with the most sequences that are tried.
+
+    One layout serves every number of them: up to the tokens of a step, which only more required
+    slots than that raise, it is the same, and beyond no larger.
+    """
+    tokens = max_batched_tokens(spec, device.device, MAX_SLOTS)
+    if declared_sequences(spec) <= tokens:
+        return tokens
+    slots = pool_need(spec, NO_SIZES).shared_among(pods(spec)).slots
+    return max_batched_tokens(spec, device.device, max(MAX_SLOTS, slots))
+
+
+def engine_part(spec: InferencePoolSpec) -> InferencePoolSpec:
+    """Return a spec without its runs: what it says of each engine.
+
+    Specs of which it is the same, and ``step_tokens`` too, stand for the same.
+    """
+    no_runs = {"replicas": 1, "shared_prefixes": [], "topologies": [], "reserved_slots": 0}
+    return spec.model_copy(update=no_runs)
 
 
 def _speculation(arguments: PlannedArguments, catalog: Catalog) -> Speculation | None:

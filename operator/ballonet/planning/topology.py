@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import chain
+from itertools import chain, islice
 
 from ballonet.api.conditions import Reason
 from ballonet.api.status import MAX_ROLES, EnforcedBy, RoleStatus, Verdict
@@ -107,6 +107,8 @@ class RunNeed:
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
         """Roles that are held at the same time."""
+        if all(role.holds for role in self.roles):
+            return (self.roles,)
         phases: list[Phase] = []
         for role in self.roles:
             met = [phase for phase in phases if any(role.meets(other) for other in phase)]
@@ -130,6 +132,11 @@ class RunNeed:
             sum(role.count * max(0, role.own_blocks_each - size) for role in phase)
             for phase in self.phases
         )
+
+    def shared_among(self, pods: int) -> RunNeed:
+        """Return the runs of which sequences come to one of several pods."""
+        runs = self.runs if self.spread else ceil_div(self.runs, pods)
+        return self if runs == self.runs else replace(self, runs=runs)
 
     def at_once(self) -> RunNeed:
         """Return the same runs with all of their roles held at the same time."""
@@ -258,10 +265,7 @@ class EngineNeed:
 
     def shared_among(self, pods: int) -> EngineNeed:
         """Return the need of one engine where several pods share the runs evenly."""
-        shares = tuple(
-            run if run.spread else replace(run, runs=ceil_div(run.runs, pods)) for run in self.runs
-        )
-        return replace(self, runs=shares, pods=pods)
+        return replace(self, runs=tuple(run.shared_among(pods) for run in self.runs), pods=pods)
 
     def largest_share(self, pods: int, fits: Callable[[EngineNeed], bool]) -> EngineNeed:
         """Return the share of the fewest pods, these at most, for which it fits.
@@ -325,6 +329,11 @@ def engines(spec: InferencePoolSpec) -> int:
     return pods(spec) * spec.parallelism.data
 
 
+def declared_sequences(spec: InferencePoolSpec) -> int:
+    """Return all sequences of a pool; no engine must run more at once."""
+    return spec.sequences_of_runs + spec.reserved_slots * spec.parallelism.data
+
+
 def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
     """Return the need of one engine where one pod takes all runs of the pool."""
     credited = {
@@ -382,6 +391,7 @@ def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
 def role_statuses(spec: InferencePoolSpec, sizes: BlockSizes | None) -> list[RoleStatus]:
     """Return what each role takes and who holds it to its ceiling; as many as status takes."""
     ceiling = spec.sequence.max_tokens
+    roles = ((topology, role) for topology in spec.topologies for role in topology.roles)
     return [
         RoleStatus(
             topology=topology.name,
@@ -392,9 +402,8 @@ def role_statuses(spec: InferencePoolSpec, sizes: BlockSizes | None) -> list[Rol
             if (role.max_tokens or ceiling) == ceiling
             else EnforcedBy.RUNTIME,
         )
-        for topology in spec.topologies
-        for role in topology.roles
-    ][:MAX_ROLES]
+        for topology, role in islice(roles, MAX_ROLES)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
