@@ -29,8 +29,8 @@ _HEADINGS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """A model on a number of devices of one type.
+class Fit:
+    """How a model fits a number of devices of one type.
 
     Attributes:
         gpus: devices of an engine.
@@ -106,22 +106,20 @@ class Found:
         problem: what is wrong with the question, whatever the device; None when it can be asked.
     """
 
-    placements: tuple[Placement, ...]
+    fits: tuple[Fit, ...]
     problem: str | None = None
 
     @property
     def code(self) -> ExitCode:
         """The best answer of all devices."""
-        codes = {placement.outcome.code for placement in self.placements}
+        codes = {fit.outcome.code for fit in self.fits}
         return next(code for code in _BEST_FIRST if code in codes)
 
     def text(self, output: OutputFormat, canvas: Canvas) -> str:
         """Return the list in the format that was asked for."""
-        rows = tuple(placement.row() for placement in self.placements)
+        rows = tuple(fit.row() for fit in self.fits)
         table = Table(_HEADINGS, rows, frozenset({"GPUs", "at once"}))
-        return listing(
-            output, canvas, table, [placement.document() for placement in self.placements]
-        )
+        return listing(output, canvas, table, [fit.document() for fit in self.fits])
 
 
 def what_fits(question: Question, catalog: Catalog, *, vendor: str | None, most: int) -> Found:
@@ -139,33 +137,31 @@ def what_fits(question: Question, catalog: Catalog, *, vendor: str | None, most:
         devices = [one for one in devices if one.vendor == vendor.lower()]
         if not devices:
             return Found((), f"--vendor: {vendor} is not in the catalog: use {', '.join(makers)}")
-    placements = tuple(
+    fits = tuple(
         sorted((_best(question, catalog, one, most) for one in devices), key=lambda one: one.order)
     )
-    if all(one.outcome.code is ExitCode.BAD_INPUT for one in placements):
-        return Found((), View(fields=OPTIONS).words(placements[0].outcome.problems[0]))
-    return Found(placements)
+    if all(one.outcome.code is ExitCode.BAD_INPUT for one in fits):
+        return Found((), View(fields=OPTIONS).words(fits[0].outcome.problems[0]))
+    return Found(fits)
 
 
-def _best(question: Question, catalog: Catalog, device: Accelerator, most: int) -> Placement:
+def _best(question: Question, catalog: Catalog, device: Accelerator, most: int) -> Fit:
     """Return the fewest devices of a type that fit; else that may fit; else the most tried."""
-    tried = list(_placements(question, catalog, device, most))
+    tried = list(_fits(question, catalog, device, most))
     for code in (ExitCode.FITS, ExitCode.UNKNOWN):
-        for placement in tried:
-            if placement.outcome.code is code:
-                return placement
+        for fit in tried:
+            if fit.outcome.code is code:
+                return fit
     possible = [one for one in tried if one.outcome.code is not ExitCode.BAD_INPUT]
     return (possible or tried)[-1]
 
 
-def _placements(
-    question: Question, catalog: Catalog, device: Accelerator, most: int
-) -> Iterator[Placement]:
+def _fits(question: Question, catalog: Catalog, device: Accelerator, most: int) -> Iterator[Fit]:
     for gpus in _SIZES:
         if gpus > 1 and gpus > min(most, device.max_per_node or 1):
             return
         asked = replace(question, gpu=device.name, tensor=gpus)
         outcome = answer(asked, catalog, with_remedies=False)
-        yield Placement(device, gpus, outcome)
+        yield Fit(device, gpus, outcome)
         if outcome.code is ExitCode.FITS:
             return
