@@ -142,6 +142,11 @@ class Metrics:
         self._pools.statuses[key] = status
         self._pools.samples[key] = samples
 
+    def show_load(self, key: PoolKey, samples: Sequence[EngineSample]) -> None:
+        """Export the load of a pool's engines as it was seen between two passes."""
+        if key in self._pools.samples:
+            self._pools.samples[key] = samples
+
     def forget_pool(self, key: PoolKey) -> None:
         """Remove all series of a pool."""
         self._pools.statuses.pop(key, None)

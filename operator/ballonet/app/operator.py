@@ -19,6 +19,7 @@ from ballonet.api import v1alpha1
 from ballonet.app import logging as app_logging
 from ballonet.app.catalog import read_catalog
 from ballonet.app.http import Health, HttpServer
+from ballonet.app.looks import Looks
 from ballonet.app.metrics import CountedSource, Metrics
 from ballonet.app.settings import Settings, SettingsError, load
 from ballonet.app.watch import Watch
@@ -100,6 +101,7 @@ class Operator:
             monotonic=time.monotonic,
         )
         self._workers = Workers(self._queue, self._reconciler.reconcile, self.metrics)
+        self._looks = Looks(self._reconciler, self.metrics)
         self._watch: Watch | None = None
         self._crd_problem: str | None = f"{CRD} has not been looked for yet"
         self.http = HttpServer(
@@ -164,14 +166,16 @@ class Operator:
             self.metrics.leads(True)
             working = asyncio.create_task(self._workers.run(self._settings.workers))
             keeping = asyncio.create_task(self._lease.keep())
+            looking = asyncio.create_task(self._looks.run())
+            tasks = (working, keeping, looking)
             try:
-                await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 self.metrics.leads(False)
-                for task in (working, keeping):
+                for task in tasks:
                     task.cancel()
-                await asyncio.wait({working, keeping})
-            for task in (working, keeping):
+                await asyncio.wait(tasks)
+            for task in tasks:
                 if not task.cancelled():
                     task.result()
             if not working.cancelled():

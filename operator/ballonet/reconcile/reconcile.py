@@ -54,8 +54,10 @@ LONGEST_WAIT_SECONDS: Final = 10.0
 # A Prometheus may take this long until it has scraped a new pod twice.
 FIRST_SCRAPE_SECONDS: Final = 90.0
 SERVING_PERIOD_SECONDS: Final = 15.0
-# More pools than 300 are looked at less often: a look is five requests to the API server.
+# More pools than 300 have passes less often, each being five requests to the API server. Their
+# engines are read in between: a little after a pass would have, so that it has the first go.
 SERVING_PASSES_PER_SECOND: Final = 20.0
+LOOK_PERIOD_SECONDS: Final = SERVING_PERIOD_SECONDS + 1.0
 STARTING_PERIOD_SECONDS: Final = 10.0
 # Referenced ConfigMaps are not watched: that would need a watch on everybody's.
 REFERENCE_PERIOD_SECONDS: Final = 60.0
@@ -108,6 +110,7 @@ class _Refused:
 class _Engine:
     """What is remembered of one engine pod: its last sample and its recent observations."""
 
+    target: PodTarget
     last: EngineSample | None = None
     ring: Ring = field(default_factory=Ring)
 
@@ -122,7 +125,10 @@ class _Memory:
     burst_began_at: float = 0.0
     plans: dict[str, Plan | None] = field(default_factory=dict)
     earlier_plans: dict[str, Plan | None] = field(default_factory=dict)
+    # The engines that the last pass found, by the uid of their pod, and where they are read.
     engines: dict[str, _Engine] = field(default_factory=dict)
+    connection: str | None = None
+    read_at: float = 0.0
     words: dict[EndedRun, str] = field(default_factory=dict)
     refused: _Refused | None = None
     # The record of what was applied last, so that a Deployment deleted by hand is put back as it
@@ -181,6 +187,7 @@ class Reconciler:
         memory = self._recall(key, pool)
         children = await read_children(self._cluster, pool)
         if await self._is_held_elsewhere(pool, children[0]):
+            memory.engines = {}
             return Outcome(REFERENCE_PERIOD_SECONDS)
         observed = await self._gather(pool, children, memory)
         own = observed.deployment.own
@@ -217,6 +224,25 @@ class Reconciler:
             written,
             tuple(r for r in observed.readings if isinstance(r, EngineSample)),
         )
+
+    def due_looks(self) -> list[PoolKey]:
+        """Return the pools that serve and whose engines nobody has read for a period."""
+        latest = self._monotonic() - LOOK_PERIOD_SECONDS
+        return [
+            key
+            for key, memory in self._memory.items()
+            if memory.engines and memory.read_at <= latest
+        ]
+
+    async def look(self, key: PoolKey) -> tuple[EngineSample, ...]:
+        """Read the engines that the last pass found, for the next one to look back on.
+
+        Asks the API server nothing and decides nothing: a pod that comes or goes has a pass.
+        """
+        memory = self._memory.get(key)
+        if memory is None:
+            return ()
+        return tuple(r for r in await self._read(memory) if isinstance(r, EngineSample))
 
     def forget(self, key: PoolKey) -> None:
         """Drop what is remembered of a pool that is gone."""
@@ -326,16 +352,25 @@ class Reconciler:
     async def _read_engines(
         self, spec: InferencePoolSpec | None, engines: list[PodTarget], memory: _Memory
     ) -> list[EngineSample | ScrapeFailure]:
+        """Read the engines that there are now."""
+        known, memory.engines = memory.engines, {}
+        for target in engines:
+            engine = memory.engines[target.uid] = known.get(target.uid) or _Engine(target)
+            engine.target = target
+        memory.connection = spec.metrics.connection if spec else None
+        return await self._read(memory) if engines else []
+
+    async def _read(self, memory: _Memory) -> list[EngineSample | ScrapeFailure]:
         """Read every engine; where that fails, a fresh enough sample of the same pod stands in."""
-        if not engines:
-            memory.engines.clear()
-            return []
-        connection = spec.metrics.connection if spec else None
-        readings = await self._metrics.read(engines, connection)
+        memory.read_at = self._monotonic()
+        # A pass may replace them while a look waits for them.
+        engines = memory.engines
+        readings = await self._metrics.read(
+            [engine.target for engine in engines.values()], memory.connection
+        )
         outcome: list[EngineSample | ScrapeFailure] = []
-        memory.engines = {e.uid: memory.engines.get(e.uid, _Engine()) for e in engines}
         for reading in readings:
-            engine = memory.engines[reading.target.uid]
+            engine = engines[reading.target.uid]
             if isinstance(reading, EngineSample):
                 engine.last = reading
                 engine.ring.add(reading.observation)
