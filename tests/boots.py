@@ -54,5 +54,5 @@ def boot(number: int = 0, size: int | None = None, **changes: Any) -> Boot:
 def kept(*boots: Boot) -> Receipts:
     receipts = NO_RECEIPTS
     for one in boots:
-        receipts = receipts.with_boot(one)
+        receipts = receipts.with_boots([one])
     return receipts

@@ -205,6 +205,22 @@ async def test_the_node_names_the_device_where_it_may_be_read(world: World) -> N
     assert [receipt["device"] for receipt in receipts(world)] == ["NVIDIA-H100-80GB-HBM3 81559"]
 
 
+async def test_many_pods_that_start_together_all_count_and_ask_for_their_node_once(
+    world: World,
+) -> None:
+    world.cluster.put(pool(replicas=40))
+    await world.reconcile()
+    world.run_pods()
+    world.cluster.calls.clear()
+    await world.reconcile()
+    assert [receipt["boots"] for receipt in receipts(world)] == [40]
+    assert world.cluster.calls.count(f"get Node /{NODE}") == 1
+    world.cluster.writes.clear()
+    world.pass_time(61)
+    await world.reconcile()
+    assert [receipt["boots"] for receipt in receipts(world)] == [40]
+
+
 async def test_without_the_right_to_read_nodes_the_type_names_the_device(world: World) -> None:
     world.cluster.fail(403, "Forbidden", kind=Kind.NODE, verb="get", times=100)
     await started(world)

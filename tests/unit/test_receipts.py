@@ -225,7 +225,7 @@ def test_a_line_that_is_no_receipt_takes_no_other_along(line: str) -> None:
 
 def test_boots_are_counted_no_further_than_status_takes_them() -> None:
     line = json.dumps({**json.loads(Receipt.of(boot()).line()), "boots": 2**31 - 1})
-    (one,) = Receipts.read(line).with_boot(boot(1)).all
+    (one,) = Receipts.read(line).with_boots([boot(1)]).all
     assert one.boots == 2**31 - 1
     assert Receipts.read(one.line()).all == (one,)
 

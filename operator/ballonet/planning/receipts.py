@@ -260,13 +260,16 @@ class Receipts:
             receipt.configuration == configuration and receipt.counts(mark) for receipt in self.all
         )
 
-    def with_boot(self, boot: Boot) -> Receipts:
-        """Return the receipts with one more boot, unless it is counted already."""
-        if self.counts(boot.configuration, boot.mark):
+    def with_boots(self, boots: Iterable[Boot]) -> Receipts:
+        """Return the receipts with more boots, those left out that are counted already."""
+        new = {
+            (boot.configuration, boot.mark): Receipt.of(boot)
+            for boot in boots
+            if not self.counts(boot.configuration, boot.mark)
+        }
+        if not new:
             return self
-        return self.joined(
-            (*self.all, Receipt.of(boot)), lambda one, other: one.boots + other.boots
-        )
+        return self.joined((*self.all, *new.values()), lambda one, other: one.boots + other.boots)
 
     def with_receipts(self, others: Receipts) -> Receipts:
         """Return these and others; of one key the larger number of boots is kept.

@@ -242,11 +242,9 @@ class ReceiptBook:
             try:
                 # What was deleted or changed since it was read must not come back.
                 await self._read_again(namespace, page)
-                receipts = page.receipts
-                for start in _uncounted(started, receipts):
-                    device = await self._device(start) or start.boot.device
-                    receipts = receipts.with_boot(replace(start.boot, device=device))
-                if page.is_ours and receipts != page.receipts:
+                new = _uncounted(started, page.receipts) if page.is_ours else []
+                receipts = page.receipts.with_boots(await self._on_their_devices(new))
+                if receipts != page.receipts:
                     page.live = await self._write(namespace, page.live, receipts)
                     page.receipts, page.write_again_at = receipts, float("-inf")
             except ApiError as error:
@@ -296,18 +294,29 @@ class ReceiptBook:
         desired["metadata"]["uid"] = metadata["uid"]
         return await self._cluster.apply(desired, resource_version=metadata["resourceVersion"])
 
-    async def _device(self, start: Start) -> str | None:
-        """Return the device of a start by the labels of its node; to read nodes is optional."""
-        if not start.node or start.resource is None:
+    async def _on_their_devices(self, started: Iterable[Start]) -> list[Boot]:
+        """Return boots with the devices that they ran on; each node is asked for once."""
+        devices: dict[tuple[str, str | None], str | None] = {}
+        boots = []
+        for start in started:
+            place = (start.node, start.resource)
+            if place not in devices:
+                devices[place] = await self._device(*place)
+            boots.append(replace(start.boot, device=devices[place] or start.boot.device))
+        return boots
+
+    async def _device(self, node_name: str, resource: str | None) -> str | None:
+        """Return the device of a node by its labels; to read nodes is optional."""
+        if not node_name or resource is None:
             return None
         try:
-            node = await self._cluster.get(Kind.NODE, "", start.node)
+            node = await self._cluster.get(Kind.NODE, "", node_name)
         except ApiError as error:
             if not error.forbidden:
                 raise
             return None
         labels = (node or {}).get("metadata", {}).get("labels", {})
-        return device_of(labels, start.resource)
+        return device_of(labels, resource)
 
 
 def _uncounted(started: Iterable[Start], receipts: Receipts) -> list[Start]:
