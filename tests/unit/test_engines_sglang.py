@@ -95,3 +95,10 @@ def test_models_with_states_are_not_planned() -> None:
     )
     with pytest.raises(LayoutNotUnderstood, match="pool of its own"):
         sglang.token_pools(qwen)
+
+
+def test_a_device_smaller_than_the_reserve_has_nothing_for_the_pools() -> None:
+    plan = sglang.rank_memory(
+        device_bytes=Interval(gib("4.7"), gib("4.8")), weights=Interval.point(GIB), latent=True
+    )
+    assert plan.kv_cache_bytes is not None and plan.kv_cache_bytes.high < 0

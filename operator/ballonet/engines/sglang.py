@@ -54,7 +54,8 @@ def default_fraction(
     def fraction(largest: int, prefills: int) -> Fraction:
         graphs = _LATENT_GRAPHS_MIB if latent else 2 * largest + 8 * prefills
         reserve = 512 + 3 * max(chunk, 2048) // 2 + 128 * tensor + graphs
-        return 1 - Fraction(reserve * MIB, device_bytes)
+        # A small device has less than the reserve, and then nothing is left for the pools.
+        return max(Fraction(0), 1 - Fraction(reserve * MIB, device_bytes))
 
     return fraction(sizes.high, _PREFILL_GRAPHS.high), fraction(sizes.low, _PREFILL_GRAPHS.low)
 
