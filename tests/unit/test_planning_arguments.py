@@ -322,6 +322,33 @@ def test_fields_that_no_kernel_serves_are_refused_too(changes: dict[str, Any], w
     assert words in plan.spec_resolved.message
 
 
+@pytest.mark.parametrize(
+    ("model", "kv_cache", "version", "starts"),
+    [
+        (LATENT, "Auto", "0.16.0", True),
+        (LATENT, "FP8", "0.20.2", False),
+        (LATENT, "FP8", "0.32.0", True),
+        (SPARSE, "Auto", "0.32.0", False),
+        (SPARSE, "FP8", "0.32.0", True),
+        (SPARSE, "FP8", "0.28.0", False),
+    ],
+)
+def test_ranks_share_sequences_only_where_a_kernel_does(
+    model: str, kv_cache: str, version: str, *, starts: bool
+) -> None:
+    plan = planned(
+        model,
+        engine={"version": version},
+        accelerator={"type": "H200-141GB"},
+        parallelism={"tensor": 8, "decodeContext": 8},
+        sequence={"kvCacheType": kv_cache},
+    )
+    assert (plan.spec_resolved.status is Status.TRUE) is starts, plan.spec_resolved.message
+    if not starts:
+        assert plan.spec_resolved.message.startswith("spec.parallelism.decodeContext: 8 is not")
+        assert "use 1" in plan.spec_resolved.message
+
+
 def test_images_that_are_left_out_let_the_cache_be_kept_in_8_bits() -> None:
     plan = planned(
         WINDOWED,

@@ -1,9 +1,10 @@
 """Which number formats of the KV cache vLLM's attention kernels keep, by layer, GPU and version.
 
-An engine ends at its start where no kernel takes a format. The table follows
-``supported_kv_cache_dtypes``, ``supports_kv_cache_dtype``, ``supports_combination`` and
-``supports_compute_capability`` of the backends in v1/attention/backends (10 versions from 0.10.2
-to 0.32.0). Where a kernel came between two of them, the earlier minor version counts as having it.
+An engine ends at its start where no kernel takes a format. The table follows what the backends of
+v1/attention/backends support (``supported_kv_cache_dtypes``, ``supports_kv_cache_dtype``,
+``supports_combination``, ``supports_compute_capability``, and for decode context parallel
+``can_return_lse_for_decode``), read in 10 versions from 0.10.2 to 0.32.0. Where a kernel came
+between two of them, the earlier minor version counts as having it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class _Kernel:
         since, last: first and last minor version that has it.
         general: whether it takes heads of any size, attention sinks, and images that attend both
             ways.
+        shared: first minor version in which ranks can share its sequences (decode context
+            parallel); None for never.
     """
 
     kind: LayerKind
@@ -45,6 +48,7 @@ class _Kernel:
     since: tuple[int, int] = (0, 0)
     last: tuple[int, int] = (1, 0)
     general: bool = True
+    shared: tuple[int, int] | None = (0, 0)
 
 
 def _kernel(
@@ -56,8 +60,10 @@ def _kernel(
     since: tuple[int, int] = (0, 0),
     last: tuple[int, int] = (1, 0),
     general: bool = True,
+    shared: tuple[int, int] | None = (0, 0),
 ) -> _Kernel:
-    return _Kernel(kind, frozenset(formats.split()), least, frozenset(majors), since, last, general)
+    names, generations = frozenset(formats.split()), frozenset(majors)
+    return _Kernel(kind, names, least, generations, since, last, general, shared)
 
 
 _PLAIN, _LATENT, _SPARSE = LayerKind
@@ -66,30 +72,38 @@ _SCALED: Final = "int8_per_token_head int4_per_token_head fp8_per_token_head"
 _PLAIN_ALONE: Final = frozenset(f"{_TURBOQUANT} {_SCALED}".split())
 # Comments name the backends. Before 0.11 nothing but FlashAttention 3 and Blackwell's kernels ran
 # the current engine with 8 bits (is_kv_cache_dtype_supported, platforms/cuda.py, 0.10.2).
+_FP8: Final = "fp8 fp8_e4m3"
 _KERNELS: Final = (
-    _kernel(_PLAIN, "auto float16"),
-    _kernel(_PLAIN, "bfloat16", least=(8, 0)),
-    _kernel(_PLAIN, "bfloat16", last=(0, 25)),
-    _kernel(_PLAIN, "fp8 fp8_e4m3 fp8_e5m2", majors=(9, 10)),
-    _kernel(_PLAIN, "fp8 fp8_e4m3 fp8_e5m2", least=(8, 9), since=(0, 11)),  # TRITON_ATTN
-    _kernel(  # FLASHINFER
-        _PLAIN, "fp8 fp8_e4m3 fp8_e5m2", least=(8, 0), since=(0, 11), general=False
-    ),
-    _kernel(_PLAIN, "int8_per_token_head int4_per_token_head"),  # TRITON_ATTN
-    _kernel(_PLAIN, "fp8_per_token_head", least=(8, 9)),  # TRITON_ATTN
-    _kernel(_PLAIN, _TURBOQUANT),  # TURBOQUANT
+    _kernel(_PLAIN, "auto float16 bfloat16", least=(8, 0)),  # FLASH_ATTN
+    _kernel(_PLAIN, "auto float16", shared=None),  # TRITON_ATTN
+    _kernel(_PLAIN, "bfloat16", last=(0, 25), shared=None),
+    _kernel(_PLAIN, f"{_FP8} fp8_e5m2", majors=(9, 10)),  # FLASH_ATTN, FLASHINFER
+    _kernel(_PLAIN, f"{_FP8} fp8_e5m2", least=(8, 9), since=(0, 11), shared=None),  # TRITON_ATTN
+    _kernel(_PLAIN, f"{_FP8} fp8_e5m2", least=(8, 0), since=(0, 11), general=False),  # FLASHINFER
+    _kernel(_PLAIN, "int8_per_token_head int4_per_token_head", shared=None),  # TRITON_ATTN
+    _kernel(_PLAIN, "fp8_per_token_head", least=(8, 9), shared=None),  # TRITON_ATTN
+    _kernel(_PLAIN, _TURBOQUANT, shared=None),  # TURBOQUANT
     _kernel(_PLAIN, "nvfp4 nvfp4_4over6", majors=(10,), since=(0, 21)),  # FLASHINFER
-    _kernel(_PLAIN, "nvfp4", majors=(8, 9, 12), since=(0, 31), general=False),  # FLASHINFER
+    _kernel(  # FLASHINFER
+        _PLAIN, "nvfp4", majors=(8, 9, 12), since=(0, 31), general=False, shared=None
+    ),
     _kernel(_LATENT, "auto float16"),
     _kernel(_LATENT, "bfloat16", least=(8, 0)),
     _kernel(_LATENT, "bfloat16", last=(0, 25)),
-    _kernel(_LATENT, "fp8 fp8_e4m3", majors=(9, 10)),  # FLASHMLA, CUTLASS_MLA, FLASHINFER_MLA
-    _kernel(_LATENT, "fp8 fp8_e4m3", least=(8, 9), since=(0, 18)),  # TRITON_MLA
-    _kernel(_SPARSE, "auto bfloat16 float16 fp8 fp8_e4m3 fp8_ds_mla", majors=(9, 10)),
-    _kernel(  # FLASHINFER_MLA_SPARSE_SM120
-        _SPARSE, "auto fp8 fp8_e4m3 fp8_ds_mla", majors=(12,), since=(0, 24)
+    # "DCP not support fp8 kvcache now." (mla_attention.py, up to 0.23.0).
+    _kernel(_LATENT, _FP8, majors=(9, 10), shared=(0, 24)),  # FLASHMLA, CUTLASS_MLA
+    _kernel(_LATENT, _FP8, least=(8, 9), since=(0, 18), shared=(0, 24)),  # TRITON_MLA
+    _kernel(_SPARSE, "auto bfloat16 float16", majors=(9,), shared=None),  # FLASHMLA_SPARSE
+    _kernel(_SPARSE, f"{_FP8} fp8_ds_mla", majors=(9,), shared=(0, 29)),  # FLASHMLA_SPARSE
+    _kernel(  # FLASHINFER_MLA_SPARSE
+        _SPARSE, f"auto bfloat16 float16 {_FP8}", majors=(10,), shared=(0, 24)
     ),
-    _kernel(_SPARSE, "nvfp4_ds_mla", majors=(10,)),  # FLASHMLA_SPARSE
+    _kernel(  # FLASHMLA_SPARSE
+        _SPARSE, "fp8_ds_mla nvfp4_ds_mla", majors=(10,), shared=(0, 29)
+    ),
+    _kernel(  # FLASHINFER_MLA_SPARSE_SM120
+        _SPARSE, f"auto {_FP8} fp8_ds_mla", majors=(12,), since=(0, 24)
+    ),
 )
 # Sizes of heads that FlashInfer is built for, and families whose attention it does not have:
 # sinks (supports_sink), images that attend both ways (supports_mm_prefix).
@@ -109,6 +123,7 @@ def layer_without_kernel(
     compute: tuple[int, int] | None,
     version: Version,
     text_only: bool = False,
+    shared: bool = False,
 ) -> LayerKind | None:
     """Return the kind of layers that no kernel keeps in a format, or None.
 
@@ -119,6 +134,7 @@ def layer_without_kernel(
         compute: CUDA compute capability of the device; None where it is not known.
         version: the engine's version.
         text_only: whether the model is run without images.
+        shared: whether ranks share each sequence (decode context parallel).
     """
     kinds = _kinds(geometry)
     if vendor == "amd":
@@ -141,6 +157,7 @@ def layer_without_kernel(
                 and (not kernel.majors or compute[0] in kernel.majors)
                 and kernel.since <= version[:2] <= kernel.last
                 and (kernel.general or _is_common(name, geometry, text_only=text_only))
+                and (not shared or (kernel.shared is not None and kernel.shared <= version[:2]))
                 for kernel in _KERNELS
             )
         ),

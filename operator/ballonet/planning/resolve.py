@@ -19,7 +19,7 @@ from ballonet.catalog import Accelerator, Catalog, CatalogModel
 from ballonet.engines import vllm
 from ballonet.engines.base import PlannedArguments
 from ballonet.engines.vllm_abilities import least_compute
-from ballonet.engines.vllm_kernels import layer_without_kernel
+from ballonet.engines.vllm_kernels import LayerKind, layer_without_kernel
 from ballonet.kv.cache_types import AUTO, CACHE_TYPES, PLAIN_FP8, told_type
 from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry, parse_config
@@ -251,19 +251,27 @@ def _check_kernels(
         Unresolved: it does not, and the engine would not start.
     """
     name = told_type(settings, declared=geometry.declared_kv_cache, method=geometry.quantization)
-    kind = layer_without_kernel(
-        name,
-        geometry,
-        vendor=device.vendor,
-        compute=device.compute,
-        version=vllm.parse_version(spec.engine.version),
-        text_only=arguments.text_only,
-    )
+
+    def without(*, shared: bool) -> LayerKind | None:
+        return layer_without_kernel(
+            name,
+            geometry,
+            vendor=device.vendor,
+            compute=device.compute,
+            version=vllm.parse_version(spec.engine.version),
+            text_only=arguments.text_only,
+            shared=shared,
+        )
+
+    kind = without(shared=spec.parallelism.decode_context > 1)
     lacks_8_bits = name in PLAIN_FP8 and not device.fp8_kv_cache
     on_cpu = device.device == "cpu" and CACHE_TYPES[name].quantized
     if kind is None and not (lacks_8_bits or on_cpu):
         return
-    if arguments.kv_cache_type is not None:
+    if kind is not None and without(shared=False) is None:
+        what = f"spec.parallelism.decodeContext: {spec.parallelism.decode_context}"
+        instead = "use 1" if name == AUTO else f"use 1, or a KV cache other than {name}"
+    elif arguments.kv_cache_type is not None:
         what, instead = f"spec.engine.args: --kv-cache-dtype {name}", "leave it out"
     elif spec.sequence.kv_cache_type is not KvCacheType.AUTO:
         what, instead = f"spec.sequence.kvCacheType: {spec.sequence.kv_cache_type}", "use Auto"
