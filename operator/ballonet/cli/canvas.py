@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from ballonet.kv.units import ceil_div
-
 _LEAST_BAR_CELLS: Final = 10
 _MOST_BAR_CELLS: Final = 100
 
@@ -149,10 +147,11 @@ class Canvas:
 
     def levels(self, values: Sequence[int | None], top: int) -> str:
         """Return a character for each value, the fuller the nearer to the top; None is a blank."""
+        # Rounded up by hand: --help draws with this module, and needs nothing of a plan.
         steps = _LEVELS if self.colour else _PLAIN_LEVELS
         most = len(steps) - 1
         return "".join(
-            " " if value is None else steps[min(most, ceil_div(value * most, max(1, top)))]
+            " " if value is None else steps[min(most, -(-value * most // max(1, top)))]
             for value in values
         )
 
