@@ -56,25 +56,25 @@ def test_a_search_takes_all_words_from_any_name() -> None:
 
 def test_a_figure_is_shown_with_where_it_was_read() -> None:
     (found,) = documents("gpus", "--search", "RTX-A6000")
-    assert found["memory_mib"] == [45491, 48574]
-    assert found["sources"]["memory_mib"].startswith("log: ")
-    assert found["other_totals"][0]["mib"] == 45493
+    assert found["memoryMib"] == [45491, 48574]
+    assert found["sources"]["memoryMib"].startswith("log: ")
+    assert found["otherTotals"][0]["mib"] == 45493
     assert "44.42 to 47.44" in run("gpus", "--search", "RTX-A6000")
 
 
 def test_what_nobody_has_seen_is_unknown() -> None:
     (found,) = documents("gpus", "--search", "B100-192GB")
-    assert "memory_mib" not in found
-    assert found["memory_unknown"]
+    assert "memoryMib" not in found
+    assert found["memoryUnknown"]
 
 
 def test_models_show_weights_longest_sequence_and_declared_cache() -> None:
     found = {one["name"]: one for one in documents("models", "--search", "llama 70b")}
     fp8 = found["nvidia/Llama-3.1-70B-Instruct-FP8"]
-    assert fp8["computed"]["declared_kv_cache"] == "fp8"
-    assert fp8["computed"]["max_position_tokens"] == 131072
+    assert fp8["computed"]["declaredKvCache"] == "fp8"
+    assert fp8["computed"]["maxPositionTokens"] == 131072
     assert fp8["computed"]["parameters"] == 70_553_706_496
-    assert fp8["sources"]["weights_bytes"].startswith("log: ")
+    assert fp8["sources"]["weightsBytes"].startswith("log: ")
     assert found["meta-llama/Llama-3.3-70B-Instruct"]["config"]["num_hidden_layers"] == 80
 
 
@@ -82,14 +82,27 @@ def test_engines_show_what_each_version_can_do() -> None:
     found = {one["version"]: one for one in documents("engines")}
     assert "bounded queue" in found["0.29.0"]["abilities"]
     assert "bounded queue" not in found["0.28.0"]["abilities"]
-    assert found["0.19.1"]["default_memory_percent"] == 90
-    assert found["0.32.0"]["default_memory_percent"] == 92
+    assert found["0.19.1"]["defaultMemoryPercent"] == 90
+    assert found["0.32.0"]["defaultMemoryPercent"] == 92
     assert len(found["0.32.0"]["calibration"]) >= 1
     assert list(found) == sorted(found, key=lambda text: [int(n) for n in text.split(".")])
 
 
 def test_a_search_without_result_says_so() -> None:
     assert "nothing has these words" in run("gpus", "--search", "abacus", code=2)
+
+
+@pytest.mark.parametrize(("section", "command"), [("accelerators", "gpus"), ("models", "models")])
+def test_what_is_shown_can_be_written_into_a_file(
+    section: str, command: str, tmp_path: Path
+) -> None:
+    shown = documents(command)
+    for one in shown:
+        del one["computed"]
+    file = tmp_path / "shown.json"
+    file.write_text(json.dumps({section: shown}))
+    assert run("validate", str(file)) == f"{file}: nothing new\n"
+    assert documents(command, "--catalog", str(file)) == documents(command)
 
 
 @pytest.mark.parametrize("command", ["gpus", "models", "engines"])
@@ -103,7 +116,7 @@ def test_an_entry_that_was_shown_can_be_written_into_a_file(tmp_path: Path) -> N
     (shown,) = documents("gpus", "--search", "RTX-A6000")
     del shown["computed"]
     file = tmp_path / "own.json"
-    file.write_text(json.dumps({"accelerators": [shown | {"driver_mib": 49141}]}))
+    file.write_text(json.dumps({"accelerators": [shown | {"driverMib": 49141}]}))
     assert run("validate", str(file)) == f"{file}: RTX-A6000-48GB replaced\n"
 
 

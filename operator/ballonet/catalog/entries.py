@@ -7,14 +7,17 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
 
 from pydantic import (
+    AliasGenerator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    FieldSerializationInfo,
     StringConstraints,
     field_serializer,
     model_validator,
 )
+from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ballonet.api.quoting import quoted
@@ -77,7 +80,8 @@ Sources = dict[Text, Annotated[Source, BeforeValidator(_source)]]
 class Entry(BaseModel):
     """One entry of a catalog file.
 
-    Each fact, that is each field named in ``FACTS``, has a source whenever it is given.
+    Each fact, that is each field named in ``FACTS``, has a source whenever it is given. A file
+    calls a field as it is called here, or in camelCase as programs are shown it.
 
     Attributes:
         name: what pools call it.
@@ -85,7 +89,11 @@ class Entry(BaseModel):
         sources: where each fact was read, by field: a confidence, a colon, a place.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=AliasGenerator(serialization_alias=to_camel),
+    )
     FACTS: ClassVar[frozenset[str]]
 
     name: Text
@@ -96,9 +104,31 @@ class Entry(BaseModel):
         """Return the entry as a file gives it."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
+    def document(self) -> dict[str, Any]:
+        """Return the entry as programs are shown it, with camelCase names of fields."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_field(cls, row: object) -> object:
+        if not isinstance(row, dict):
+            return row
+        row = cls._renamed(row)
+        sources = row.get("sources")
+        return row | {"sources": cls._renamed(sources)} if isinstance(sources, dict) else row
+
+    @classmethod
+    def _renamed(cls, row: dict[Any, Any]) -> dict[Any, Any]:
+        """Return a row with the names that fields have here, where it has no such name already."""
+        fields = {to_camel(name): name for name in cls.model_fields if name not in row}
+        return {fields.get(key, key): value for key, value in row.items()}
+
     @field_serializer("sources")
-    def _written_sources(self, sources: dict[str, Source]) -> dict[str, str]:
-        return {name: str(source) for name, source in sources.items()}
+    def _written_sources(
+        self, sources: dict[str, Source], info: FieldSerializationInfo
+    ) -> dict[str, str]:
+        spelled = to_camel if info.by_alias else str
+        return {spelled(name): str(source) for name, source in sources.items()}
 
     def __hash__(self) -> int:
         return hash((type(self), self.name))

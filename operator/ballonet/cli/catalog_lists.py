@@ -83,11 +83,11 @@ def _device_row(device: Accelerator) -> Row:
         ", ".join((*device.labels, *device.aliases)),
     )
     can = architecture and {
-        "fp8_matrix": architecture.fp8_matrix,
-        "fp4_matrix": architecture.fp4_matrix,
-        "fp8_kv_cache": architecture.fp8_kv_cache,
+        "fp8Matrix": architecture.fp8_matrix,
+        "fp4Matrix": architecture.fp4_matrix,
+        "fp8KvCache": architecture.fp8_kv_cache,
     }
-    document = device.as_written() | {"computed": can or {}}
+    document = device.document() | {"computed": can or {}}
     return Row(cells, document, (device.product, device.vendor, device.link or ""))
 
 
@@ -119,13 +119,13 @@ def _model_row(model: CatalogModel) -> Row:
         )
         computed = {
             "parameters": geometry.parameters,
-            "weights_low_bytes": stored and stored.low,
-            "weights_high_bytes": stored and stored.high,
-            "max_position_tokens": longest,
-            "declared_kv_cache": declared,
+            "weightsLowBytes": stored and stored.low,
+            "weightsHighBytes": stored and stored.high,
+            "maxPositionTokens": longest,
+            "declaredKvCache": declared,
         }
     where = (str(model.sources["config"].confidence), ", ".join(model.aliases))
-    return Row((*cells, *where), model.as_written() | {"computed": computed})
+    return Row((*cells, *where), model.document() | {"computed": computed})
 
 
 def _weights(model: CatalogModel, stored: Interval | None) -> str:
@@ -166,7 +166,7 @@ def _engine_row(version: str, can: Iterable[Ability], new: Iterable[Ability]) ->
     document = {
         "engine": "VLLM",
         "version": version,
-        "default_memory_percent": percent,
+        "defaultMemoryPercent": percent,
         "abilities": [one.name for one in can],
         "calibration": [
             {"name": one.name, "boots": one.boots, "covered": one.covered} for one in classes
