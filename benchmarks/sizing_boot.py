@@ -15,7 +15,6 @@ from itertools import chain
 from typing import Any, Final
 
 from ballonet.catalog import Catalog
-from ballonet.engines.vllm_defaults import batch_defaults
 from ballonet.engines.vllm_versions import NEWEST, OLDEST
 from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry, parse_config
@@ -31,6 +30,7 @@ from ballonet.kv.settings import (
     cuda_platform,
 )
 from ballonet.kv.units import GIB
+from benchmarks.sizing_defaults import batch_defaults
 from benchmarks.sizing_device import Question, device_of
 
 # From here the engine prints tokens as concurrency times the longest sequence.

@@ -12,11 +12,12 @@ from fractions import Fraction
 from typing import Any, Final
 
 from ballonet.catalog.calibration import calibration
-from ballonet.engines.vllm_defaults import batch_defaults, default_memory_percent
+from ballonet.engines.vllm_defaults import default_memory_percent
 from ballonet.kv.memory import MemoryPlan, Work, rank_memory
 from ballonet.kv.settings import Version
 from ballonet.kv.units import GIB, Interval, ceil_div
 from benchmarks.sizing_boot import boot_layout, catalog_geometry
+from benchmarks.sizing_defaults import batch_defaults
 from benchmarks.sizing_device import ROUNDING_BYTES, Question, Unknown, device_of
 
 # Log readers name the models whose question lacks what marks them.

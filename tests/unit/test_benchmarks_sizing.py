@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from ballonet.kv.settings import Version
 from ballonet.kv.units import GIB
 from benchmarks.sizing import answer
 from benchmarks.sizing_budget import versions_of
+from benchmarks.sizing_defaults import batch_defaults
 from benchmarks.sizing_device import Unknown, device_of
 
 BOOT: dict[str, Any] = {
@@ -76,3 +78,21 @@ def test_what_is_not_known_is_refused_with_the_reason(change: dict[str, Any], wh
 def test_a_device_that_is_not_named_is_unknown() -> None:
     with pytest.raises(Unknown, match="no device"):
         device_of({"gpu": "Ascend NPU (A3)"})
+
+
+@pytest.mark.parametrize(
+    ("version", "gib", "name", "tokens", "sequences"),
+    [
+        ((0, 10, 2), 24, "L4-24GB", 2048, 256),
+        ((0, 10, 2), 80, "H100-80GB", 8192, 1024),
+        ((0, 31, 0), 80, "A100-80GB", 2048, 256),
+        ((0, 27, 1), 120, "GB10-128GB", 2048, 256),
+        ((0, 27, 1), 180, "B200-180GB", 8192, 1024),
+        ((0, 28, 0), 180, "B200-180GB", 16384, 1024),
+    ],
+)
+def test_a_large_device_takes_a_large_step(
+    version: Version, gib: int, name: str, tokens: int, sequences: int
+) -> None:
+    found = batch_defaults(version, device_bytes=gib * GIB, device_name=name)
+    assert (found.max_batched_tokens, found.max_num_seqs) == (tokens, sequences)
