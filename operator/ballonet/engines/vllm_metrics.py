@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from ballonet.engines.metrics import EngineMetrics, Figure
+from ballonet.engines.vllm_versions import parse_version
 
 _OLDEST: Final = "0.10.2"
+_BLOCK_OF_ALL_RANKS: Final = (0, 31, 0)
 # Endpoints that generate: a refused login or a missing page says nothing about the engine.
 _GENERATES: Final = r"/v1/(chat/completions|completions|messages|responses)"
 
@@ -78,3 +80,11 @@ METRICS: Final = EngineMetrics(
         "skipped_stores": _own("kv_offload_stores_skipped_total", "0.24.0"),
     },
 )
+
+
+def reports_block_of_all_ranks(version: str) -> bool:
+    """Return whether ``block_size`` of cache_config_info spans decode context parallelism.
+
+    Before, it is the block of one of the ranks that share the cache of a sequence.
+    """
+    return parse_version(version) >= _BLOCK_OF_ALL_RANKS

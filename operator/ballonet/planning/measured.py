@@ -9,7 +9,7 @@ from fractions import Fraction
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.status import MeasuredBudget, Source, TopologyStatus, Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
-from ballonet.engines import vllm
+from ballonet.engines.vllm_metrics import reports_block_of_all_ranks
 from ballonet.kv.layout import CacheLayout
 from ballonet.kv.units import Interval, ceil_div, largest
 from ballonet.planning.budget import budget_blocks, max_concurrent
@@ -29,8 +29,6 @@ _ROUNDING = Fraction(1, 100)
 _MOST_PER_MILLE = 1_000_000
 # What status takes. No device comes near it: an engine that reports more does not tell the truth.
 _MOST = 2**53
-# From here the block that is reported spans the ranks of decode context parallelism.
-_BLOCK_SPANS_RANKS = (0, 31, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +171,14 @@ def _sizes(
 def _block_tokens(spec: InferencePoolSpec, layout: CacheLayout, report: EngineReport) -> int:
     """Return the tokens of an engine's block, in the way in which the plan counts them.
 
-    Before 0.31 engines report the block of one rank, where decode context parallelism makes it span
-    as many times more tokens. Of several groups only one block is reported, so the plan's is kept.
+    Where an engine reports the block of one rank, decode context parallelism makes it span as many
+    times more tokens. Of several groups only one block is reported, so the plan's is kept.
     """
     if report.block_tokens is None or len(layout.groups) > 1:
         return layout.block_tokens
-    spans = vllm.parse_version(spec.engine.version) >= _BLOCK_SPANS_RANKS
-    return report.block_tokens * (1 if spans else spec.parallelism.decode_context)
+    if reports_block_of_all_ranks(spec.engine.version):
+        return report.block_tokens
+    return report.block_tokens * spec.parallelism.decode_context
 
 
 def _ceil(value: Fraction) -> int:
@@ -207,7 +206,7 @@ def _topology(
     whole = pool_need(spec, sizes)
     need = whole.shared_among(pods(spec))
     if limit is None:
-        limit = plan.gates.max_concurrent if plan.gates is not None else need.slots
+        limit = plan.gates.slots if plan.gates is not None else need.slots
     most = limit
     share = whole.largest_share(
         pods(spec), lambda share: share.slots <= most and share.asked_blocks <= budget
