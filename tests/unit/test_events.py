@@ -95,10 +95,15 @@ async def test_a_pool_that_flaps_is_bounded_and_recovers(harness: Harness) -> No
     assert len(harness.events) == BURST + 3
 
 
-async def test_a_long_note_is_cut_to_what_the_api_takes(harness: Harness) -> None:
-    await harness.record("é" * 3000)
+@pytest.mark.parametrize("letter", ["a", "é", "字", "🎈"])
+async def test_a_long_note_is_cut_to_the_bytes_that_the_api_takes(
+    harness: Harness, letter: str
+) -> None:
+    await harness.record(letter * 3000)
     (event,) = harness.events
-    assert len(event["note"]) == 1024
+    assert 1020 < len(event["note"].encode()) <= 1024
+    assert set(event["note"][:-1]) == {letter}
+    assert event["note"].endswith("…")
 
 
 @pytest.mark.parametrize("status", [0, 403, 409, 429, 500])

@@ -12,14 +12,14 @@ from typing import Final
 
 import structlog
 
-from ballonet.api.status import cut
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 
 REPEAT_SECONDS: Final = 120.0
 BURST: Final = 25
 REFILL_SECONDS: Final = 10.0
 POST_SECONDS: Final = 5.0
-MAX_NOTE_CHARACTERS: Final = 1024
+# The API server counts bytes, whatever it calls them (pkg/apis/core/validation/events.go).
+MAX_NOTE_BYTES: Final = 1024
 CONTROLLER: Final = "ballonet.io/operator"
 
 log = structlog.get_logger(__name__)
@@ -60,7 +60,7 @@ class EventRecorder:
     ) -> None:
         """Post an Event about a pool; ``reason`` is a condition's, ``action`` what was done."""
         meta = pool["metadata"]
-        note = cut(note, MAX_NOTE_CHARACTERS)
+        note = _cut(note)
         if not self._is_new((meta["uid"], warning, reason, note)) or not self._spend(meta["uid"]):
             return
         now = self._now()
@@ -113,3 +113,10 @@ class EventRecorder:
             return False
         bucket.tokens -= 1
         return True
+
+
+def _cut(note: str) -> str:
+    content, end = note.encode(errors="replace"), "…"
+    if len(content) <= MAX_NOTE_BYTES:
+        return note
+    return content[: MAX_NOTE_BYTES - len(end.encode())].decode(errors="ignore") + end
