@@ -75,6 +75,17 @@ def test_heads_are_divided_then_copied_and_latents_always_copied() -> None:
         ({"tensor": 4, "decode_context": 2}, "spec.parallelism.decodeContext", "4 over 4"),
         ({"tensor": 16, "decode_context": 8}, "spec.parallelism.decodeContext", "16 over 4"),
         ({"kv_cache_type": "fp7"}, "spec.engine.args", "fp8_per_token_head"),
+        ({"block_tokens": 17}, "spec.sequence.blockTokens", "a multiple of 16"),
+        (
+            {"block_tokens": 48, "version": (0, 17, 1)},
+            "spec.sequence.blockTokens",
+            "takes only 16, 32, 64, 128, 256",
+        ),
+        (
+            {"block_tokens": 256, "version": (0, 10, 2)},
+            "spec.sequence.blockTokens",
+            "takes only 16, 32, 64, 128",
+        ),
     ],
 )
 def test_what_the_engine_refuses_is_refused_with_the_field_to_change(

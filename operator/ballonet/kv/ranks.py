@@ -35,7 +35,7 @@ from ballonet.kv.layers import (
     PooledLatent,
     State,
 )
-from ballonet.kv.settings import EngineRefuses, EngineSettings, Version
+from ballonet.kv.settings import Device, EngineRefuses, EngineSettings, Version
 from ballonet.kv.specs import CacheKind, CacheSpec
 from ballonet.kv.state_blocks import StateBlocks, align, state_spec
 from ballonet.kv.units import ceil_div, round_up
@@ -43,6 +43,7 @@ from ballonet.kv.units import ceil_div, round_up
 _TENSOR: Final = "spec.parallelism.tensor"
 _PIPELINE: Final = "spec.parallelism.pipeline"
 _DECODE_CONTEXT: Final = "spec.parallelism.decodeContext"
+_BLOCK: Final = "spec.sequence.blockTokens"
 
 # Windows had blocks of their own, as small as the kernels take, in these versions.
 _SMALL_WINDOW_BLOCKS: Final[tuple[Version, Version]] = ((0, 25, 0), (0, 30, 0))
@@ -165,12 +166,40 @@ def _check(geometry: ModelGeometry, settings: EngineSettings) -> None:
         )
     if context > 1:
         _check_decode_context(geometry, tensor, context)
+    _check_block(geometry, settings)
     latents = _all(geometry.caches, Latent)
     if not settings.platform.sparse_latent and any(latent.indexed for latent in latents):
         raise EngineRefuses(
             "spec.accelerator.type",
             settings.platform.name,
             "the engine has no sparse latent attention for this device; use a GPU",
+        )
+
+
+# Values of --block-size until it took any number (BlockSize of config/cache.py, 0.10.2 to 0.17.1).
+_BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
+_ANY_BLOCK_SINCE: Final[Version] = (0, 18, 0)
+_BLOCKS_OF_256_SINCE: Final[Version] = (0, 11, 0)
+
+
+def _check_block(geometry: ModelGeometry, settings: EngineSettings) -> None:
+    """Refuse blocks that no kernel takes; beside states a block is a minimum, and is raised.
+
+    The CPU's kernels take the same for every model, so ``planning/resolve.py`` has their rule.
+    """
+    block, version = settings.block_tokens, settings.version
+    if block is None:
+        return
+    if version < _ANY_BLOCK_SINCE:
+        sizes = [n for n in _BLOCK_SIZES if n < 256 or version >= _BLOCKS_OF_256_SINCE]
+        if block not in sizes:
+            listed = ", ".join(map(str, sizes))
+            raise EngineRefuses(_BLOCK, block, f"vLLM before 0.18 takes only {listed}")
+    multiple = settings.platform.attention_multiple
+    on_gpu = settings.platform.device is not Device.CPU
+    if on_gpu and block % multiple and not _all(geometry.caches, State):
+        raise EngineRefuses(
+            _BLOCK, block, f"must be a multiple of {multiple}, as kernels of attention need"
         )
 
 
