@@ -94,7 +94,7 @@ def test_more_memory_never_makes_a_plan_worse(pool: dict[str, Any], more: int) -
     assert before.available_slots is not None and after.available_slots is not None
     assert after.available_slots >= before.available_slots
     assert before.gates is not None and after.gates is not None
-    assert after.gates.max_concurrent >= before.gates.max_concurrent
+    assert after.gates.slots >= before.gates.slots
 
 
 @given(pools(), st.integers(1, 100))
@@ -189,11 +189,11 @@ def test_fitting_means_that_every_required_sequence_has_a_slot_and_its_blocks(
 ) -> None:
     plan = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
     assert plan.gates is not None and plan.available_slots is not None
-    assert plan.gates.max_concurrent >= 1
+    assert plan.gates.slots >= 1
     if plan.verdict is Verdict.FITS:
         assert plan.need_blocks is not None and plan.budget_blocks is not None
         assert plan.need_blocks <= plan.budget_blocks.low
-        assert plan.required_slots <= plan.available_slots <= plan.gates.max_concurrent
+        assert plan.required_slots <= plan.available_slots <= plan.gates.slots
     elif plan.required_slots:
         assert plan.available_slots < plan.required_slots
 
@@ -245,7 +245,7 @@ def test_whatever_arrives_up_to_the_limit_never_exceeds_the_budget(
         waiting.sort(key=lambda one: one[1])
     running: list[tuple[int, int, str | None]] = []
     while waiting:
-        while waiting and len(running) < plan.gates.max_concurrent:
+        while waiting and len(running) < plan.gates.slots:
             running.append(waiting.pop())
         assert held(pool, running) <= plan.budget_blocks.low
         running.pop(random.randrange(len(running)))
@@ -258,7 +258,7 @@ def test_one_more_than_the_limit_may_exceed_the_budget(pool: dict[str, Any]) -> 
         prefix["credit"] = "None"
     plan = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
     assert plan.gates is not None and plan.budget_blocks is not None
-    limit = plan.gates.max_concurrent
+    limit = plan.gates.slots
     share = share_of(pool)
     sizes = sorted((blocks for _, blocks, _ in declared(share)), reverse=True)
     assume(limit < len(sizes) and need_of(share).blocks > plan.budget_blocks.low)
@@ -307,7 +307,7 @@ def test_an_engine_is_planned_as_one_that_has_just_its_share(pool: dict[str, Any
     assert shared.gates is not None and alone.gates is not None
     if shared.verdict is Verdict.FITS:
         # The limit is that of the largest share that fits, which may hold larger sequences.
-        assert shared.gates.max_concurrent >= shared.required_slots
+        assert shared.gates.slots >= shared.required_slots
     else:
         assert shared.gates == alone.gates
 
@@ -451,14 +451,14 @@ def test_verification_answers_for_every_report(
     plan = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
     found = verify(plan, [EngineReport(blocks, block_tokens)])
     assert plan.gates is not None and found.topology.available_slots is not None
-    assert found.topology.available_slots <= plan.gates.max_concurrent
+    assert found.topology.available_slots <= plan.gates.slots
     assert (
         found.topology_fits.reason
         in (REASONS[ConditionType.TOPOLOGY_FITS][found.topology_fits.status])
     )
     if found.topology.verdict is Verdict.FITS and found.topology_fits.reason is Reason.FITS:
         assert (found.topology.need_blocks or 0) <= (found.topology.budget_blocks or 0)
-    assert runtime_budget(plan)["slots"] == plan.gates.max_concurrent
+    assert runtime_budget(plan)["slots"] == plan.gates.slots
 
 
 @st.composite
@@ -521,7 +521,7 @@ def test_every_pool_that_the_resource_allows_has_a_plan(pool: dict[str, Any]) ->
     assert (plan.gates is None) == (plan.spec_resolved.status is not Status.TRUE)
     if plan.gates is not None:
         assert plan.pod is not None
-        assert plan.gates.max_concurrent <= plan.gates.max_num_seqs
+        assert plan.gates.slots <= plan.gates.max_num_seqs
         assert plan.gates.max_num_seqs <= plan.gates.max_batched_tokens
         assert "--max-num-seqs" in plan.engine_args
-        assert runtime_budget(plan)["slots"] == plan.gates.max_concurrent
+        assert runtime_budget(plan)["slots"] == plan.gates.slots

@@ -440,8 +440,8 @@ def gates(*, queue: int | None, kv_bytes: int | None, percent: int | None) -> Ga
     return Gates(
         model_path="m",
         served_names=("a",),
-        max_model_len=1024,
-        max_concurrent=4,
+        max_model_tokens=1024,
+        slots=4,
         max_num_seqs=4,
         max_batched_tokens=2048,
         queue_limit=queue,

@@ -21,8 +21,8 @@ from ballonet.engines.vllm import (
 GATES = Gates(
     model_path="Qwen/Qwen3-32B",
     served_names=("qwen", "big"),
-    max_model_len=32768,
-    max_concurrent=6,
+    max_model_tokens=32768,
+    slots=6,
     max_num_seqs=6,
     max_batched_tokens=8192,
     kv_cache_type=KvCacheType.AUTO,

@@ -138,7 +138,7 @@ def test_engines_that_were_started_with_fewer_replicas_keep_their_limit_and_say_
 def test_a_limit_for_all_runs_is_available_also_where_replicas_share_them() -> None:
     changes = {**SHARED, "budget": {"kvCacheMemoryPerRank": 300 * 65_536}}
     plan = demo(**changes, replicas=2)
-    assert plan.gates is not None and plan.gates.max_concurrent == plan.available_slots == 12
+    assert plan.gates is not None and plan.gates.slots == plan.available_slots == 12
     assert held(plan, EngineReport(300, 32)).topology.available_slots == 12
 
 

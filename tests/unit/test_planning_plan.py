@@ -84,7 +84,7 @@ def test_a_need_inside_the_interval_is_unknown_and_may_run() -> None:
     plan = h100(topologies=[topology(role("worker", workers))])
     assert plan.topology_fits.status is Status.UNKNOWN
     assert plan.topology_fits.reason is Reason.WITHIN_UNCERTAINTY
-    assert plan.gates is not None and plan.gates.max_concurrent == workers
+    assert plan.gates is not None and plan.gates.slots == workers
     assert plan.available_slots is not None and plan.available_slots < workers
     assert "Surely fits with" in plan.topology_fits.message
 
@@ -122,7 +122,7 @@ def test_an_engine_runs_its_share_where_that_fits() -> None:
     assert plan.budget_blocks == Interval.point(112)
     assert (plan.required_slots, plan.need_blocks) == (6, 112)
     assert plan.verdict is Verdict.FITS
-    assert plan.gates is not None and plan.gates.max_concurrent == plan.available_slots == 6
+    assert plan.gates is not None and plan.gates.slots == plan.available_slots == 6
     assert plan.topology_fits.message.endswith(
         "all 6 fit; the limit of 6 trusts the ceilings and prefixes of roles; this trusts that "
         "runs are spread evenly over 2 replicas and that each stays on one."
@@ -133,7 +133,7 @@ def test_one_engine_runs_the_largest_sequences_of_all_runs() -> None:
     # 32 + 32 + 16 + 16 + 16 = 112.
     plan = demo(**SHARED)
     assert plan.verdict is Verdict.DOES_NOT_FIT
-    assert plan.gates is not None and plan.gates.max_concurrent == plan.available_slots == 5
+    assert plan.gates is not None and plan.gates.slots == plan.available_slots == 5
     assert "spread evenly" not in plan.topology_fits.message
 
 
@@ -141,7 +141,7 @@ def test_a_share_that_does_not_fit_is_limited_by_its_own_largest_sequences() -> 
     plan = demo(**{**SHARED, "budget": kv_memory(125)}, replicas=2)
     assert plan.verdict is Verdict.DOES_NOT_FIT
     # 32 + 4 x 16 = 96 of 111, although two planners never meet.
-    assert plan.gates is not None and plan.gates.max_concurrent == plan.available_slots == 5
+    assert plan.gates is not None and plan.gates.slots == plan.available_slots == 5
 
 
 def test_reserved_slots_alone_are_not_spread() -> None:
@@ -204,14 +204,14 @@ def test_no_topology_gives_the_engine_all_that_fits() -> None:
     plan = demo(topologies=[])
     assert plan.topology_fits.reason is Reason.NO_TOPOLOGY
     assert plan.verdict is Verdict.FITS
-    assert plan.gates is not None and plan.gates.max_concurrent == 3
+    assert plan.gates is not None and plan.gates.slots == 3
 
 
 def test_role_ceilings_raise_the_limit_above_max_concurrent() -> None:
     plan = demo(topologies=[topology(role("planner"), role("worker", 5, maxTokens=512))])
     assert plan.max_concurrent == 3
     assert plan.verdict is Verdict.FITS
-    assert plan.gates is not None and plan.gates.max_concurrent == 6
+    assert plan.gates is not None and plan.gates.slots == 6
     assert "the limit of 6 trusts the ceilings" in plan.topology_fits.message
     by = {found.role: found.enforced_by for found in plan.topology.roles}
     assert by == {"planner": EnforcedBy.SERVER, "worker": EnforcedBy.RUNTIME}
@@ -222,7 +222,7 @@ def test_a_tiny_engine_is_never_told_to_run_nothing() -> None:
     assert plan.max_concurrent == 0
     assert plan.available_slots == 0
     assert plan.verdict is Verdict.DOES_NOT_FIT
-    assert plan.gates is not None and plan.gates.max_concurrent == 1
+    assert plan.gates is not None and plan.gates.slots == 1
 
 
 L4: dict[str, Any] = {
@@ -254,7 +254,7 @@ def test_roles_that_fit_do_not_make_a_ceiling_fit_that_may_not_start() -> None:
     assert plan.topology_fits.reason is Reason.WITHIN_UNCERTAINTY
     assert "it may refuse to start" in plan.topology_fits.message
     assert plan.available_slots == 0
-    assert plan.gates is not None and plan.gates.max_concurrent == 3
+    assert plan.gates is not None and plan.gates.slots == 3
 
 
 def test_what_surely_fits_is_told_where_far_more_is_needed() -> None:
@@ -263,7 +263,7 @@ def test_what_surely_fits_is_told_where_far_more_is_needed() -> None:
     plan = h100(topologies=many, sequence={"maxTokens": 4096})
     assert plan.budget_blocks is not None and plan.budget_blocks.low == 0
     assert plan.topology_fits.reason is Reason.EXCEEDS_BUDGET
-    assert plan.gates is not None and plan.available_slots == plan.gates.max_concurrent > 20
+    assert plan.gates is not None and plan.available_slots == plan.gates.slots > 20
     queued = 30_000 - plan.available_slots
     assert (
         f"; {plan.available_slots} surely fit, the other {queued:,} would queue."
@@ -277,7 +277,7 @@ def test_one_sequence_without_the_safety_starts_but_is_not_promised() -> None:
         assert plan.budget_computed.status is Status.TRUE
         assert plan.topology_fits.reason is Reason.EXCEEDS_BUDGET
         assert (plan.max_concurrent, plan.available_slots) == (0, 0)
-        assert plan.gates is not None and plan.gates.max_concurrent == 1
+        assert plan.gates is not None and plan.gates.slots == 1
         assert "0 fit and the engine runs 1 at once" in plan.topology_fits.message
     assert demo(budget=kv_memory(37), topologies=[]).verdict is Verdict.FITS
 
@@ -312,7 +312,7 @@ def test_a_step_of_too_few_tokens_is_unfit_also_where_no_budget_is_known() -> No
     assert plan.spec_resolved.status is Status.TRUE
     assert plan.topology_fits.reason is Reason.EXCEEDS_BUDGET
     assert "give at least 8 to run 6" in plan.topology_fits.message
-    assert plan.gates is not None and plan.gates.max_concurrent == 4
+    assert plan.gates is not None and plan.gates.slots == 4
 
 
 def test_only_what_a_share_has_may_meet_on_an_engine() -> None:
@@ -321,8 +321,8 @@ def test_only_what_a_share_has_may_meet_on_an_engine() -> None:
     limits = {}
     for replicas in (1, 2, 3, 4):
         plan = demo(topologies=four, replicas=replicas)
-        assert plan.gates is not None and plan.gates.max_concurrent == plan.available_slots
-        limits[replicas] = (plan.gates.max_concurrent, plan.verdict)
+        assert plan.gates is not None and plan.gates.slots == plan.available_slots
+        limits[replicas] = (plan.gates.slots, plan.verdict)
     assert limits == {
         1: (3, Verdict.DOES_NOT_FIT),
         # 2 x 32 + 6 x 8 = 112.
@@ -336,7 +336,7 @@ def test_a_pool_whose_sequences_fit_at_their_own_ceilings_does_not_deadlock() ->
     roles = [role("planner", maxTokens=1024), role("worker", 9, maxTokens=1024)]
     plan = demo(sequence={"maxTokens": 4096}, budget=kv_memory(256), topologies=[topology(*roles)])
     assert plan.topology_fits.reason is Reason.EXCEEDS_BUDGET
-    assert plan.gates is not None and plan.gates.max_concurrent == 7
+    assert plan.gates is not None and plan.gates.slots == 7
     assert (
         "; 7 fit, the other 3 would queue; the limit of 7 trusts the ceilings"
         in plan.topology_fits.message
@@ -504,9 +504,9 @@ def test_a_layout_that_is_not_understood_is_unknown_and_starts() -> None:
     assert plan.budget_computed.reason is Reason.LAYOUT_NOT_UNDERSTOOD
     assert "time_mix_extra_dim" in plan.budget_computed.message
     assert plan.topology_fits.reason is Reason.BUDGET_UNKNOWN
-    assert plan.gates is not None and plan.gates.max_concurrent == 6
+    assert plan.gates is not None and plan.gates.slots == 6
     alone = demo(model={"config": {"inline": UNKNOWN_CONFIG}}, topologies=[])
-    assert alone.gates is not None and alone.gates.max_concurrent == 256
+    assert alone.gates is not None and alone.gates.slots == 256
 
 
 def test_unknown_weights_are_unknown_unless_memory_is_given() -> None:
@@ -524,7 +524,7 @@ def test_unknown_weights_are_unknown_unless_memory_is_given() -> None:
 def test_memory_that_cannot_be_predicted_is_unknown_unless_given() -> None:
     unknown = h100(accelerator={"type": "MI300X-192GB"})
     assert unknown.budget_computed.reason is Reason.MEMORY_UNKNOWN
-    assert unknown.gates is not None and unknown.gates.max_concurrent == 6
+    assert unknown.gates is not None and unknown.gates.slots == 6
     given = h100(accelerator={"type": "MI300X-192GB"}, budget={"kvCacheMemoryPerRank": "40Gi"})
     assert given.budget_computed.reason is Reason.GIVEN
     assert given.verdict is Verdict.FITS
@@ -659,6 +659,6 @@ def test_memory_that_is_less_than_a_block_is_told_from_memory_that_is_more_than_
 
 def test_a_budget_is_that_of_an_engine_that_runs_all_that_is_needed() -> None:
     plan = h100(parallelism={"tensor": 1})
-    assert plan.gates is not None and plan.gates.max_concurrent < 6
+    assert plan.gates is not None and plan.gates.slots < 6
     assert " with 6 at once (" in plan.topology_fits.message
     assert " at once (" not in h100().topology_fits.message

@@ -152,7 +152,7 @@ def test_limits_are_read_back_from_the_arguments_and_are_all_that_is_left_out() 
     plan = planned(NO_RECEIPTS, budget={"kvCacheMemoryPerRank": "40Gi"})
     assert plan.gates is not None
     assert written_limits(plan.engine_args) == Limits(
-        plan.gates.max_model_len, plan.gates.max_num_seqs, plan.gates.max_batched_tokens
+        plan.gates.max_model_tokens, plan.gates.max_num_seqs, plan.gates.max_batched_tokens
     )
     assert given_kv_bytes(plan.engine_args) == 40 * GIB
     assert given_kv_bytes(PREDICTED.engine_args) is None

@@ -176,7 +176,7 @@ _FIGURES: Final[dict[str, Callable[[Plan], Any]]] = {
         and {"low": plan.predicted.kv_cache_low_bytes, "high": plan.predicted.kv_cache_high_bytes}
     ),
     "maxConcurrent": lambda plan: plan.max_concurrent,
-    "slots": lambda plan: plan.gates and plan.gates.max_concurrent,
+    "slots": lambda plan: plan.gates and plan.gates.slots,
     "gpusPerPod": lambda plan: plan.pod and plan.pod.gpus_per_pod,
 }
 

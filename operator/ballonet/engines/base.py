@@ -34,9 +34,10 @@ class Gates:
     """The limits of one engine, as numbers; an engine module renders them as arguments.
 
     Attributes:
-        max_concurrent: most sequences that run at once.
+        max_model_tokens: longest sequence that the engine takes.
+        slots: most sequences that run at once.
         max_num_seqs: sequences for which the engine sizes its buffers and graphs; at least
-            max_concurrent.
+            slots.
         prefix_caching: whether blocks of prompt beginnings are kept; None leaves it to the engine.
         queue_limit: most requests that run or wait; None leaves the queue without bound.
         block_tokens: tokens a block; None leaves the engine its own.
@@ -50,8 +51,8 @@ class Gates:
 
     model_path: str
     served_names: tuple[str, ...]
-    max_model_len: int
-    max_concurrent: int
+    max_model_tokens: int
+    slots: int
     max_num_seqs: int
     max_batched_tokens: int
     kv_cache_type: KvCacheType

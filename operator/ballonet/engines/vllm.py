@@ -86,14 +86,14 @@ def render_args(gates: Gates, version: str) -> tuple[str, ...]:
         ("--port", (PORT,)),
         ("--served-model-name", gates.served_names),
         ("--revision", _given(gates.revision)),
-        ("--max-model-len", (gates.max_model_len,)),
+        ("--max-model-len", (gates.max_model_tokens,)),
         ("--max-num-seqs", (gates.max_num_seqs,)),
     ]
     if "--max-num-active-seqs" in known:
-        limits.append(("--max-num-active-seqs", (gates.max_concurrent,)))
-    elif gates.max_concurrent != gates.max_num_seqs:
+        limits.append(("--max-num-active-seqs", (gates.slots,)))
+    elif gates.slots != gates.max_num_seqs:
         raise ValueError(
-            f"vLLM {version} has one flag for both: give {gates.max_concurrent} as max_num_seqs"
+            f"vLLM {version} has one flag for both: give {gates.slots} as max_num_seqs"
         )
     limits += [
         ("--max-num-batched-tokens", (gates.max_batched_tokens,)),

@@ -395,13 +395,12 @@ def _unplanned(plan: Plan, engine: _Engine, finding: Finding) -> Plan:
         text += f" {explain.memory_need_text(need, layout, spec.budget.safety_percent)}"
     wanted = f" of {need.slots:,} that are wanted" if need.slots else ""
     text += (
-        f" The engine runs {gates.max_concurrent:,}{wanted} at once"
-        f"{explain.batch_text(spec, need.slots)}."
+        f" The engine runs {gates.slots:,}{wanted} at once{explain.batch_text(spec, need.slots)}."
     )
     topology_fits, verdict = replace(_UNKNOWN_TOPOLOGY, message=text), Verdict.UNKNOWN
-    if need.slots > gates.max_concurrent:
+    if need.slots > gates.slots:
         # However many blocks there are, the limit does not let them all in.
-        judgement = judge(need, Interval.point(need.blocks), gates.max_concurrent)
+        judgement = judge(need, Interval.point(need.blocks), gates.slots)
         topology_fits, verdict = Finding(Status.FALSE, judgement.reason, text), judgement.verdict
     return replace(
         plan,
@@ -623,8 +622,8 @@ def _gates(
     return Gates(
         model_path=spec.model.name if claim is None else MODEL_MOUNT + folder,
         served_names=tuple(spec.model.served_names) or (spec.model.name,),
-        max_model_len=spec.sequence.max_tokens,
-        max_concurrent=limit,
+        max_model_tokens=spec.sequence.max_tokens,
+        slots=limit,
         max_num_seqs=vllm.max_num_seqs(limit, spec.engine.version),
         max_batched_tokens=max_batched_tokens(spec, device, limit),
         kv_cache_type=spec.sequence.kv_cache_type,

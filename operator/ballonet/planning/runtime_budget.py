@@ -56,7 +56,7 @@ def runtime_budget(plan: Plan) -> dict[str, Any]:
         "kind": DOCUMENT_KIND,
         "pool": plan.name,
         "source": None if plan.source is None else plan.source.value,
-        "slots": plan.gates.max_concurrent,
+        "slots": plan.gates.slots,
         "enginesPerPod": spec.parallelism.data,
         "ceilingTokens": ceiling,
         "blockTokens": plan.gates.block_tokens if layout is None else layout.block_tokens,
