@@ -1,12 +1,18 @@
-"""Options that several commands share."""
+"""Options that several commands share, and what their texts say."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Final, TypeVar
 
 import typer
 
 from ballonet.cli.formats import OutputFormat
+from ballonet.cli.streams import bad_input, read_text
+
+Value = TypeVar("Value")
+
+_ONLY_A_CONFIG: Final = "give the config.json of one model, which has a few thousand characters"
 
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="How the outcome is printed.")]
 Model = Annotated[
@@ -88,3 +94,24 @@ Config = Annotated[
     str | None,
     typer.Option("--config", metavar="FILE", help="The model's config.json, before the catalog."),
 ]
+
+
+def read(option: str, reader: Callable[[str], Value], text: str) -> Value:
+    """Return what the text of an option says; one that says nothing ends the program.
+
+    Args:
+        option: as it is written.
+        reader: raises ValueError, in words, for what it cannot read.
+        text: what stands behind the option.
+    """
+    try:
+        return reader(text)
+    except ValueError as error:
+        bad_input(f"{option}: {error}")
+
+
+def config_text(name: str) -> str:
+    """Return the text of the file that ``--config`` names."""
+    if name == "-":
+        bad_input("--config -: standard input is not taken: name a file")
+    return read_text(name, advice=_ONLY_A_CONFIG)
