@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -22,6 +21,7 @@ from e2e.harness.installation import (
     operator_deployment,
 )
 from e2e.harness.poll import eventually
+from e2e.ports import free_port
 
 DEPLOYMENT_NAME: Final = "ballonet-operator"
 READY_SECONDS: Final = 60
@@ -170,7 +170,7 @@ class LocalOperator:
         assert not self.is_alive, "the operator runs already"
         if self._secret is None:
             self.rotate_token()
-        self.port = self.port or _free_port()
+        self.port = self.port or free_port()
         host, port = self.server
         environment = {
             "PATH": os.environ["PATH"],
@@ -248,10 +248,3 @@ def release_lease(api: Api) -> None:
     """Delete the Lease, so that the next operator need not wait for a killed one's to run out."""
     for lease in api.list(LEASE, SYSTEM_NAMESPACE):
         api.delete(LEASE, SYSTEM_NAMESPACE, lease["metadata"]["name"])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -14,6 +13,7 @@ import yaml
 
 from e2e.harness.api import Json
 from e2e.harness.poll import eventually
+from e2e.ports import free_port
 from e2e.prometheus import build
 
 READY_SECONDS: Final = 30
@@ -52,9 +52,7 @@ class Prometheus:
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
         self._kubeconfig = kubeconfig
         self._folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
