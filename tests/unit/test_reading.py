@@ -31,7 +31,7 @@ def info(**labels: str) -> str:
     return f"vllm:cache_config_info{{{text}}} 1.0\n"
 
 
-def one(name: str, value: object, engine: int = 0, **labels: str) -> str:
+def one(name: str, value: object, engine: object = 0, **labels: object) -> str:
     more = "".join(f',{label}="{text}"' for label, text in labels.items())
     return f'vllm:{name}{{engine="{engine}",model_name="m"{more}}} {value}\n'
 
@@ -237,6 +237,13 @@ def test_two_engines_that_claim_to_be_the_same_are_not_added_up() -> None:
         (info(num_gpu_blocks="9", kv_cache_max_concurrency="nan"), "kv_cache_max_concurrency"),
         (info(num_gpu_blocks="9", kv_cache_max_concurrency="-1"), "kv_cache_max_concurrency"),
         ("vllm:num_requests_running{engine= 3\n", "does not parse"),
+        # Numbers of another time, told as those of now.
+        ("vllm:num_requests_running 3 1000000000000\n", "times of their own"),
+        ("vllm:num_requests_running 3 9000000000000\n", "times of their own"),
+        (RUNNING + one("num_requests_waiting", 3) * 2, "two values for the same labels"),
+        (RUNNING + one("num_preemptions_total", 3) * 2, "two values for the same labels"),
+        (info(num_gpu_blocks="9") + one("kv_cache_usage_perc", 0.5) * 2, "two values for the same"),
+        ("".join(one("num_requests_running", 1, engine=n) for n in range(65)), "64 engines"),
         ("", "is it the engine's port?"),
         ("<html>welcome</html>", "is it the engine's port?"),
         ("process_start_time_seconds 3\n", "is it the engine's port?"),
@@ -252,7 +259,8 @@ def test_a_page_that_says_what_cannot_be_is_refused_by_name(page: str, words: st
     [
         # Each is kept for 20 minutes and shown.
         RUNNING + one("request_success_total", 1, finished_reason="x" * 65),
-        RUNNING + "".join(one("request_success_total", 1, finished_reason=n) for n in range(65)),
+        RUNNING
+        + "".join(one("request_success_total", 1, finished_reason=str(n)) for n in range(65)),
         'vllm:num_requests_running{engine="' + "9" * 65 + '"} 1\n',
         # The parser would take seconds for it.
         RUNNING + one("num_requests_waiting", 1, **{f"a{n}": "" for n in range(2000)}),
@@ -264,6 +272,15 @@ def test_a_page_that_says_what_cannot_be_is_refused_by_name(page: str, words: st
 def test_a_page_that_says_more_than_any_engine_is_refused(page: str) -> None:
     with pytest.raises(InvalidPageError):
         read(page)
+
+
+def test_names_that_somebody_else_wrote_are_shown_short_and_as_text() -> None:
+    for name in ('"\x1b[31m"', "a" * 4000):
+        lines = [f'vllm:num_requests_running{{engine="\x1b",{name}="{n}"}} 3' for n in range(9)]
+        with pytest.raises(InvalidPageError) as caught:
+            read("\n".join(lines) + "\n")
+        assert len(str(caught.value)) < 200
+        assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize(

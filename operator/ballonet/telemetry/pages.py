@@ -134,14 +134,17 @@ def _parsed(lines: Sequence[str]) -> list[tuple[str, Series]]:
     """Return what lines say in all of the format.
 
     Raises:
-        InvalidPageError: they do not parse.
+        InvalidPageError: they do not parse, or are of another time than they were asked for.
     """
     try:
-        return [
-            (one.name, (one.labels, one.value))
+        samples = [
+            one
             for family in text_string_to_metric_families("\n".join(lines) + "\n")
             for one in family.samples
         ]
     except ValueError:
         # The parser's words hold the line, whose numbers are others the next time.
         raise InvalidPageError("/metrics does not parse") from None
+    if any(one.timestamp is not None for one in samples):
+        raise InvalidPageError("/metrics has samples with times of their own: is it an engine?")
+    return [(one.name, (one.labels, one.value)) for one in samples]

@@ -31,6 +31,7 @@ _LATEST_START: Final = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
 # Engines count blocks, and tokens of one, in 32 bits. What is worked out of them stays in 64.
 _MOST_BLOCKS: Final = 2**31 - 1
 _WHOLE: Final = re.compile(r"[0-9]{1,15}")
+_NAME: Final = re.compile(r"[0-9a-zA-Z_]{1,40}")
 _DECIMAL: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,20})?")
 
 Labels = Mapping[str, str]
@@ -60,7 +61,7 @@ def read_engine(page: Page, at: datetime, metrics: EngineMetrics = METRICS) -> R
 
     Raises:
         InvalidPageError: a value is impossible (negative, not a number, usage above 1), the series
-            are not an engine's, or two engines claim to be the same one.
+            are not an engine's or there twice, or two engines claim to be the same one.
     """
     info = [] if metrics.cache_info is None else _matching(page, metrics.cache_info)
     present = _matching(page, metrics.present)
@@ -68,6 +69,7 @@ def read_engine(page: Page, at: datetime, metrics: EngineMetrics = METRICS) -> R
         raise InvalidPageError(f"there is no {metrics.present.name}: is it the engine's port?")
     for series in (info, present):
         _check_engines(series, metrics.engine_label)
+    _check_twice(page)
     numbers = [labels.get(metrics.engine_label, "") for labels, _ in info or present]
     report = _report(info)
     shares = _shares(page, metrics)
@@ -112,21 +114,35 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _check_engines(series: Sequence[Series], label: str) -> None:
     """Refuse two series of one engine: added up they would say twice what is."""
     engines = Counter(labels.get(label, "") for labels, _ in series)
+    if len(engines) > _MAX_VALUES:
+        raise InvalidPageError(f"there are more than {_MAX_VALUES} engines")
     if any(len(engine) > _MAX_VALUE_CHARACTERS for engine in engines):
         raise InvalidPageError(f"label {label} is longer than the number of any engine")
     engine, count = max(engines.items(), key=lambda one: one[1], default=("", 0))
     if count > 1:
         claims = [labels for labels, _ in series if labels.get(label, "") == engine]
         differing = sorted(
-            f"{name} {' and '.join(sorted({quoted(claim.get(name, '')) for claim in claims}))}"
+            f"{_shown(name)} "
+            + " and ".join(sorted({quoted(claim.get(name, "")) for claim in claims})[:4])
             for name in {name for claim in claims for name in claim}
             if len({claim.get(name) for claim in claims}) > 1
         )
         raise InvalidPageError(
-            f"{count} engines claim to be number {engine or 0} of the pod"
+            f"{count} engines claim to be number {_shown(engine or '0')} of the pod"
             + (f"; they differ in {', '.join(differing[:4])}" if differing else ""),
             Reason.AMBIGUOUS_METRICS,
         )
+
+
+def _shown(name: str) -> str:
+    return name if _NAME.fullmatch(name) else quoted(name)
+
+
+def _check_twice(page: Page) -> None:
+    """Refuse a series that is there twice: added up it would say twice what is."""
+    for name, series in page.items():
+        if len({frozenset(labels.items()) for labels, _ in series}) < len(series):
+            raise InvalidPageError(f"{name} has two values for the same labels")
 
 
 def _first(page: Page, figures: Iterable[Figure]) -> int | None:
