@@ -92,5 +92,6 @@ def test_the_hub_is_asked_for_headers_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_without_the_extra_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(NoCheckpoint, match=r"ballonet\[hub\]"):
-        checkpoint_weights("a/model", layers=2)
+    for source in ("a/model", "/no/such/folder", ""):
+        with pytest.raises(NoCheckpoint, match=rf"'{source}' is no folder.*ballonet\[hub\]"):
+            checkpoint_weights(source, layers=2)

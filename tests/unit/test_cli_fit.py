@@ -335,6 +335,13 @@ def test_what_is_not_known_of_sglang_is_said(
     assert words in result.stdout
 
 
+@pytest.mark.parametrize("version", ["0.5.4", "0.5.24", "0.6.0", "99.0.0"])
+def test_a_version_of_sglang_that_nobody_read_is_not_planned(version: str) -> None:
+    result = fit(*MODEL, "--gpu", "H100-80GB", "--engine", f"sglang@{version}")
+    assert result.exit_code == 2
+    assert f"--engine: {version} is not known: use an SGLang version from 0.5.5" in result.stdout
+
+
 def test_a_model_with_states_is_unknown_on_sglang() -> None:
     result = fit(
         "Qwen/Qwen3-Next-80B-A3B-Instruct",

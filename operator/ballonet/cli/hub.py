@@ -32,7 +32,9 @@ def checkpoint_weights(source: str, layers: int) -> int:
         NoCheckpoint: nothing can be read from there.
     """
     folder = Path(source)
-    tensors = _folder_tensors(folder) if folder.is_dir() else _hub_tensors(source)
+    # An empty path is the working folder, which nobody means by it.
+    is_folder = bool(source) and folder.is_dir()
+    tensors = _folder_tensors(folder) if is_folder else _hub_tensors(source)
     return loaded_bytes(tensors, layers)
 
 
@@ -57,7 +59,8 @@ def _hub_tensors(repository: str) -> dict[str, int]:
         from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
     except ImportError:
         raise NoCheckpoint(
-            "reading from the Hub needs huggingface_hub: pip install 'ballonet[hub]'"
+            f"{repository!r} is no folder, and reading from the Hub needs huggingface_hub: "
+            "pip install 'ballonet[hub]'"
         ) from None
     try:
         files = HfApi().get_safetensors_metadata(repository).files_metadata

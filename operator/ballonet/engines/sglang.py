@@ -9,6 +9,7 @@ the weights alone.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
@@ -20,6 +21,8 @@ from ballonet.kv.layers import Attention, KeyIndex, Latent
 from ballonet.kv.memory import MemoryPart, MemoryPlan, Spread
 from ballonet.kv.units import GIB, MIB, Interval, ceil_div
 
+# From the oldest version that was looked at to the one whose rule of memory was read.
+OLDEST: Final = "0.5.5"
 NEWEST: Final = "0.5.23"
 """The version whose sources were read."""
 
@@ -37,6 +40,15 @@ _PREFILL_GRAPHS: Final = Interval(0, 60)
 _LATENT_GRAPHS_MIB: Final = 1536
 # Tokens of the window pool for each token of the full one (--swa-full-tokens-ratio).
 _WINDOW_TOKENS: Final = Fraction(4, 5)
+
+
+def is_known(version: str) -> bool:
+    """Return whether a version, which begins with three numbers, is one that is planned for."""
+    return _numbers(OLDEST) <= _numbers(version) <= _numbers(NEWEST)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"[0-9]+", version)[:3])
 
 
 def default_fraction(

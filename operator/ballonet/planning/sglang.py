@@ -103,6 +103,12 @@ def _engine(spec: InferencePoolSpec, catalog: Catalog) -> _Engine:
         Unresolved: the spec names something that is unknown or not possible.
         _Unknown: nobody can say what the engine holds.
     """
+    if not sglang.is_known(spec.engine.version):
+        raise Unresolved(
+            Reason.UNKNOWN_ENGINE_VERSION,
+            f"spec.engine.version: {spec.engine.version} is not known: use an SGLang version from "
+            f"{sglang.OLDEST} to {sglang.NEWEST}",
+        )
     if spec.engine.args:
         raise _Unknown(
             Reason.UNPLANNED_ARGUMENT, f"{' '.join(spec.engine.args)} is not planned for on SGLang."
