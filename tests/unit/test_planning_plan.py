@@ -662,3 +662,21 @@ def test_a_budget_is_that_of_an_engine_that_runs_all_that_is_needed() -> None:
     assert plan.gates is not None and plan.gates.slots < 6
     assert " with 6 at once (" in plan.topology_fits.message
     assert " at once (" not in h100().topology_fits.message
+
+
+@pytest.mark.parametrize(
+    ("kv_cache", "weights", "fits"), [("170Gi", "15Gi", True), ("180Gi", "15Gi", False)]
+)
+def test_given_memory_is_held_against_weights_where_nothing_else_is_known(
+    kv_cache: str, weights: str, *, fits: bool
+) -> None:
+    plan = h100(
+        accelerator={"type": "MI300X-192GB"},
+        model={"name": "Qwen/Qwen3-8B", "weights": {"memory": weights}},
+        parallelism={"tensor": 1},
+        budget={"kvCacheMemoryPerRank": kv_cache},
+    )
+    assert (plan.verdict is Verdict.FITS) is fits
+    if not fits:
+        assert plan.budget_computed.reason is Reason.MODEL_DOES_NOT_FIT
+        assert "(weights 14.85 GiB to 15.21 GiB)" in plan.budget_computed.message

@@ -6,7 +6,7 @@ depend on each other; ``slot_limits`` finds the largest number that its own memo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -208,6 +208,27 @@ class Capacity:
             resolved.geometry, weights, resolved.arguments.offload_bytes, tensor=parallel.tensor
         )
 
+    @property
+    def known_weights(self) -> Interval:
+        """Weights of one rank where nothing else of its memory is predicted; 0 where unknown.
+
+        Experts may be spread over data-parallel ranks too, so the low end counts each of those.
+        """
+        resolved, parallel = self.resolved, self.spec.parallelism
+        if resolved.geometry is None or resolved.weights is None:
+            return Interval.point(0)
+        weights = rank_weights(
+            resolved.geometry,
+            resolved.weights.bytes,
+            tensor=parallel.tensor,
+            pipeline=parallel.pipeline,
+        )
+        if resolved.geometry.mixture:
+            weights = Interval(weights.low // parallel.data, weights.high)
+        return after_offload(
+            resolved.geometry, weights, resolved.arguments.offload_bytes, tensor=parallel.tensor
+        )
+
     def _draft_weights(self, geometry: ModelGeometry, weights: Interval) -> Interval:
         """Return the weights of a rank that draft tokens.
 
@@ -341,7 +362,8 @@ def would_not_start(capacity: Capacity, slots: int) -> Finding | None:
     most = None if room is None else room.high
     given = capacity.given_bytes is not None
     if (not given and not blocks.high) or (most is not None and memory.kv_cache_bytes.low > most):
-        text = _no_room_text(capacity.device_memory(slots) or memory, most, capacity.given_in)
+        parts = (capacity.device_memory(slots) or _weights_alone(capacity)).parts
+        text = _no_room_text(parts, most, capacity.given_in)
         return Finding(Status.FALSE, Reason.MODEL_DOES_NOT_FIT, explain.bounded(text))
     if not _holds_one(capacity, memory.kv_cache_bytes.high, ceiling):
         usable = Interval(usable_blocks(blocks.low), usable_blocks(blocks.high))
@@ -384,14 +406,21 @@ def _device_room(capacity: Capacity, slots: int) -> Interval | None:
     if capacity.given_bytes is None or resolved.device.memory_bytes is None:
         return None
     if capacity.unpredictable is not None:
-        return resolved.device.memory_bytes
+        device, weights = resolved.device.memory_bytes, capacity.known_weights
+        return Interval(max(0, device.low - weights.high), max(0, device.high - weights.low))
     predicted = capacity.predicted_memory(slots, LARGEST_MEMORY_PERCENT).kv_cache_bytes
     assert predicted is not None
     return Interval(max(0, predicted.low), max(0, predicted.high))
 
 
-def _no_room_text(memory: MemoryPlan, room: int | None, given_in: str) -> str:
-    parts = ", ".join(f"{part.name} {explain.amount(part.bytes)}" for part in memory.parts)
+def _weights_alone(capacity: Capacity) -> MemoryPlan:
+    """Return what is known of a device's memory where its prediction is not."""
+    weights = capacity.known_weights
+    return MemoryPlan((MemoryPart("weights", weights, weights.high, "weights"),), None)
+
+
+def _no_room_text(held: Sequence[MemoryPart], room: int | None, given_in: str) -> str:
+    parts = ", ".join(f"{part.name} {explain.amount(part.bytes)}" for part in held)
     if room is not None:
         return (
             f"{given_in} is more than the {format_bytes(room)} that the "
