@@ -12,7 +12,7 @@ import yaml
 from aiohttp import web
 
 from ballonet.cluster.client import KubernetesCluster
-from ballonet.cluster.connection import Connection
+from ballonet.cluster.connection import Connection, NoConnectionError
 from ballonet.cluster.port import ApiError, Json, Kind
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -277,7 +277,7 @@ async def test_a_token_that_stays_refused_is_an_error_after_one_request(
 
 async def test_credentials_that_cannot_be_read_are_no_answer(api: Api) -> None:
     async def connect() -> Connection:
-        raise RuntimeError("no kubeconfig")
+        raise NoConnectionError("no kubeconfig")
 
     cluster = KubernetesCluster(connect)
     error = await failing(cluster.get(Kind.POOL, "ns", "p"))

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ballonet.cluster import connection
-from ballonet.cluster.connection import Connection, connect, context_namespace, own_namespace
+from ballonet.cluster.connection import (
+    Connection,
+    NoConnectionError,
+    connect,
+    context_namespace,
+    own_namespace,
+)
 
 KUBECONFIG = """
 apiVersion: v1
@@ -48,7 +58,7 @@ async def test_a_kubeconfig_is_read_afresh_each_time(
     token.write_text("second")
     assert (await connect()).authorization == "Bearer second"
     assert (await connect("two")).authorization == "Bearer inline"
-    with pytest.raises(RuntimeError, match="three"):
+    with pytest.raises(NoConnectionError, match="three"):
         await connect("three")
 
 
@@ -58,7 +68,7 @@ async def test_without_either_the_message_says_what_to_do(
     monkeypatch.setattr(
         "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(outside / "absent")
     )
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(NoConnectionError) as caught:
         await connect()
     assert str(caught.value) == (
         f"cannot tell how to reach the API server: there is no kubeconfig at {outside / 'absent'}; "
@@ -76,7 +86,7 @@ async def test_a_damaged_kubeconfig_is_named(
     monkeypatch.setattr(
         "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(damaged)
     )
-    with pytest.raises(RuntimeError, match=f"{damaged}|Invalid kube-config file"):
+    with pytest.raises(NoConnectionError, match=f"{damaged}|Invalid kube-config file"):
         await connect()
     assert context_namespace() == "default"
 
@@ -89,7 +99,7 @@ async def test_no_token_of_a_kubeconfig_gets_into_a_message(
     monkeypatch.setattr(
         "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(config)
     )
-    with pytest.raises(RuntimeError, match="Expected key user in") as caught:
+    with pytest.raises(NoConnectionError, match="Expected key user in") as caught:
         await connect("two")
     assert "hunter2" not in str(caught.value)
 
@@ -111,3 +121,22 @@ async def test_in_a_pod_the_service_account_is_used_and_its_token_read_afresh(
     (outside / "token").write_text("second\n")
     assert (await connect()).authorization == "Bearer second"
     assert own_namespace() == "ballonet-system"
+
+
+def test_an_operator_with_nobody_to_ask_says_so_without_a_traceback(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "ballonet", "operator", "--listen", "127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2] / "operator",
+        env={
+            **{k: v for k, v in os.environ.items() if k != "KUBERNETES_SERVICE_HOST"},
+            "KUBECONFIG": str(tmp_path / "absent"),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+    )
+    assert result.returncode == 1
+    last = json.loads(result.stdout.splitlines()[-1])
+    assert last["error"].startswith("cannot tell how to reach the API server: there is no kubeconf")
+    assert "Traceback" not in result.stdout + result.stderr

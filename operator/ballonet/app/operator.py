@@ -26,7 +26,7 @@ from ballonet.app.watch import Watch
 from ballonet.app.workers import PASS_SECONDS, Workers
 from ballonet.catalog import Catalog
 from ballonet.cluster.client import KubernetesCluster
-from ballonet.cluster.connection import Connection, connect
+from ballonet.cluster.connection import Connection, NoConnectionError, connect
 from ballonet.cluster.events import EventRecorder
 from ballonet.cluster.lease import Lease, LeaseTakenError
 from ballonet.cluster.port import ApiError, Kind
@@ -65,6 +65,8 @@ def run(settings: Settings, catalog: Catalog) -> int:
         return asyncio.run(Operator(settings, catalog).run())
     except LeaseTakenError as error:
         log.error("Stopped because another operator took over", error=str(error))
+    except NoConnectionError as error:
+        log.error("Stopped because there is no API server to ask", error=str(error))
     except Exception:
         log.exception("Stopped because of an error")
     return 1
@@ -121,7 +123,7 @@ class Operator:
 
         Raises:
             LeaseTakenError: another operator took the Lease.
-            RuntimeError: there are no credentials for the API server.
+            NoConnectionError: nothing says where the API server is or who asks.
         """
         # Without credentials at the start there is nothing to wait for.
         await self._login()

@@ -21,7 +21,7 @@ import structlog
 from yarl import URL
 
 from ballonet.app.settings import Settings, Switch
-from ballonet.cluster.connection import Connection
+from ballonet.cluster.connection import Connection, NoConnectionError
 from ballonet.cluster.port import Json, Kind
 from ballonet.reconcile.ownership import POOL_LABEL
 from ballonet.reconcile.reconcile import PoolKey
@@ -239,7 +239,7 @@ class Watch:
                 connection = await self._connect()
                 context = connection.ssl_context()
                 break
-            except (RuntimeError, OSError) as error:
+            except (NoConnectionError, OSError) as error:
                 log.warning("Credentials could not be read", error=str(error))
                 await asyncio.sleep(LOGIN_PAUSE_SECONDS)
         headers = {}

@@ -15,7 +15,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from ballonet import __version__
 from ballonet.api.redaction import redact
-from ballonet.cluster.connection import Connection
+from ballonet.cluster.connection import Connection, NoConnectionError
 from ballonet.cluster.port import FIELD_MANAGER, ApiError, Json, Kind
 
 CONNECT_SECONDS: Final = 10.0
@@ -274,7 +274,7 @@ class KubernetesCluster:
     async def _credentials(self) -> Connection:
         try:
             return await self._connect()
-        except (RuntimeError, OSError) as error:
+        except (NoConnectionError, OSError) as error:
             raise ApiError(0, "NoCredentials", str(error)) from error
 
     def _use(self, connection: Connection) -> None:

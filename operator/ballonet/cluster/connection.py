@@ -29,6 +29,10 @@ _UNREADABLE: Final = (
 logging.getLogger(config.kube_config.__name__).setLevel(logging.ERROR)
 
 
+class NoConnectionError(RuntimeError):
+    """Nothing says where the API server is or who asks; the message says what to do."""
+
+
 @dataclass(frozen=True)
 class Connection:
     """Where the API server is and as whom it is asked; ``authorization`` is the header's value."""
@@ -66,7 +70,7 @@ async def connect(context: str | None = None) -> Connection:
     Inside a pod the ServiceAccount is used unless a kubeconfig context is named.
 
     Raises:
-        RuntimeError: there is neither a ServiceAccount nor a usable kubeconfig.
+        NoConnectionError: there is neither a ServiceAccount nor a usable kubeconfig.
     """
     if context is None and _in_cluster():
         return await asyncio.to_thread(_from_service_account)
@@ -75,7 +79,7 @@ async def connect(context: str | None = None) -> Connection:
     try:
         await load(context=context, client_configuration=configuration)
     except _UNREADABLE as error:
-        raise RuntimeError(
+        raise NoConnectionError(
             f"cannot tell how to reach the API server: {_fault(error)}; run in a pod with a "
             "ServiceAccount or set KUBECONFIG"
         ) from error
