@@ -260,6 +260,20 @@ async def test_verdicts_are_worked_out_anew_from_what_prometheus_kept(
     assert timedelta(minutes=15) < came <= timedelta(minutes=17)
 
 
+async def test_pods_that_are_scraped_at_other_times_are_looked_at_together(
+    cluster: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def later(seconds: int) -> list[Observation]:
+        return [replace(o, at=o.at + timedelta(seconds=seconds)) for o in busy_quarter()]
+
+    kept = {f"pool-7f-{n}": later(n) for n in range(12)}
+    monkeypatch.setattr(pool_story, "_scraped", lambda *_: kept)
+    story = await told(cluster, prometheus=lambda _: CONNECTION)
+    assert [str(word) for _, word in story.verdicts] == [
+        *("Healthy", "SlotBound", "Preempting", "SlotBound", "Healthy")
+    ]
+
+
 async def test_blocks_verdicts_and_events_share_one_time_axis(
     cluster: People, prometheus: Any
 ) -> None:

@@ -31,7 +31,7 @@ from ballonet.telemetry.connections import (
     PrometheusConnection,
 )
 from ballonet.telemetry.reading import InvalidPageError
-from ballonet.telemetry.ring import SPAN
+from ballonet.telemetry.ring import SPACING, SPAN
 from ballonet.telemetry.scrape import read_page
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -363,8 +363,13 @@ def _verdicts(history: History, facts: Facts) -> Iterator[tuple[datetime, Reason
     pods: dict[str, list[Observation]] = {}
     courses: Courses = {}
     verdict = Reason.NO_VERDICT
+    looked_at: datetime | None = None
     for at, pod, observation in samples:
         pods.setdefault(pod, []).append(observation)
+        # As the operator, which looks at all pods at once and not at each by itself.
+        if looked_at is not None and at - looked_at < SPACING:
+            continue
+        looked_at = at
         pods = {
             name: kept
             for name, seen in pods.items()
