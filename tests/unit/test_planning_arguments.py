@@ -314,6 +314,19 @@ def test_the_cpu_engine_takes_no_cache_of_fewer_bits_by_either_way() -> None:
             {"model": {"name": SPARSE}, "accelerator": {"type": "A100-80GB"}},
             "spec.accelerator.type: A100-80GB is not supported: vLLM 0.32.0 has no kernel",
         ),
+        (
+            {
+                "model": {"name": "nvidia/DeepSeek-V3.1-NVFP4"},
+                "accelerator": {"type": "A100-80GB"},
+            },
+            "Auto, fp8 as the checkpoint declares, is not supported on A100-80GB: vLLM 0.32.0 has "
+            "no kernel there for latent attention, and the engine would not start: use a newer "
+            "device, or BF16",
+        ),
+        (
+            {"model": {"name": "nvidia/GLM-5-NVFP4"}, "accelerator": {"type": "A100-80GB"}},
+            "spec.accelerator.type: A100-80GB is not supported",
+        ),
     ],
 )
 def test_fields_that_no_kernel_serves_are_refused_too(changes: dict[str, Any], words: str) -> None:

@@ -252,7 +252,7 @@ def _check_kernels(
     """
     name = told_type(settings, declared=geometry.declared_kv_cache, method=geometry.quantization)
 
-    def without(*, shared: bool) -> LayerKind | None:
+    def without(name: str, *, shared: bool = False) -> LayerKind | None:
         return layer_without_kernel(
             name,
             geometry,
@@ -263,24 +263,25 @@ def _check_kernels(
             shared=shared,
         )
 
-    kind = without(shared=spec.parallelism.decode_context > 1)
+    kind = without(name, shared=spec.parallelism.decode_context > 1)
     lacks_8_bits = name in PLAIN_FP8 and not device.fp8_kv_cache
     on_cpu = device.device == "cpu" and CACHE_TYPES[name].quantized
     if kind is None and not (lacks_8_bits or on_cpu):
         return
-    if kind is not None and without(shared=False) is None:
+    where = f" on {device.name}"
+    if without(AUTO) is not None:  # no format helps
+        what, where, instead = f"spec.accelerator.type: {device.name}", "", "use another device"
+    elif kind is not None and without(name) is None:
         what = f"spec.parallelism.decodeContext: {spec.parallelism.decode_context}"
         instead = "use 1" if name == AUTO else f"use 1, or a KV cache other than {name}"
     elif arguments.kv_cache_type is not None:
         what, instead = f"spec.engine.args: --kv-cache-dtype {name}", "leave it out"
     elif spec.sequence.kv_cache_type is not KvCacheType.AUTO:
         what, instead = f"spec.sequence.kvCacheType: {spec.sequence.kv_cache_type}", "use Auto"
-    elif name != AUTO:
-        what = f"spec.sequence.kvCacheType: Auto, {name} as the checkpoint declares,"
-        instead = "use BF16, or a newer device"
     else:
-        what, instead = f"spec.accelerator.type: {device.name}", "use another device"
-    where = "" if name == AUTO else f" on {device.name}"
+        what = f"spec.sequence.kvCacheType: Auto, {name} as the checkpoint declares,"
+        sixteen = vllm.KV_CACHE_TYPES[KvCacheType.BF16]
+        instead = "use a newer device" + (", or BF16" if without(sixteen) is None else "")
     why = (
         ""
         if kind is None
