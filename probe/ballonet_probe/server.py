@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import socket
+import socketserver
 import threading
 
 from ballonet_probe.page import CONTENT_TYPE
@@ -55,7 +56,7 @@ def serve(probe: Probe, settings: Settings) -> int | None:
     try:
         # One thread for all clients: a flood of them must not become threads of the engine.
         server = _Server((settings.host, port), Handler)
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # Ports end at 65535.
         LOG.warning("port %d cannot be had (%s); nothing is served", port, error)
         return None
     threading.Thread(target=server.serve_forever, daemon=True, name="ballonet-probe").start()
@@ -64,5 +65,10 @@ def serve(probe: Probe, settings: Settings) -> int | None:
 
 
 class _Server(http.server.HTTPServer):
+    def server_bind(self) -> None:
+        """Bind; HTTPServer would ask the name service too, and the engine would wait for it."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Let a client go that broke off; it is no fault of the engine's."""

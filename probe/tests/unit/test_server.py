@@ -64,9 +64,24 @@ def test_a_client_that_sends_a_byte_now_and_then_is_let_go(port: int) -> None:
         dripping.join()
 
 
+def test_no_name_service_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_service(_: str = "") -> str:
+        raise AssertionError("the engine would wait for a name service that is away")
+
+    monkeypatch.setattr(socket, "getfqdn", no_service)
+    port = serve(PROBE, Settings(port=free_port()))
+    assert port is not None
+    assert get(port) == PROBE.page()
+
+
 def test_a_port_that_is_taken_serves_nothing_and_harms_nothing(port: int) -> None:
     assert serve(PROBE, Settings(host="127.0.0.1", port=port)) is None
     assert get(port) == PROBE.page()
+
+
+def test_a_port_beyond_the_last_serves_nothing() -> None:
+    second: Any = SimpleNamespace(local_rank=1, page=PROBE.page)
+    assert serve(second, Settings(host="127.0.0.1", port=65535)) is None
 
 
 def test_a_host_that_is_none_serves_nothing() -> None:
