@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import re
 import socket
@@ -152,6 +153,13 @@ class Asking:
         self, *targets: PodTarget, connection: str = "main"
     ) -> list[EngineSample | ScrapeFailure]:
         return await self.source.read(targets or (target(),), connection)
+
+    async def next_round(self) -> None:
+        """Go on to the next round and wait for it, as nobody does who reads after a failure."""
+        self.seconds += PERIOD_SECONDS
+        await self.read()
+        for begun in self.source._rounds.values():
+            await asyncio.gather(asyncio.wrap_future(begun.future), return_exceptions=True)
 
     async def failure(self) -> ScrapeFailure:
         (outcome,) = await self.read()
@@ -311,6 +319,92 @@ async def test_a_pod_that_lies_does_not_take_others_along(
     assert isinstance(liar, ScrapeFailure)
     assert liar.reason is Reason.INVALID_METRICS
     assert isinstance(good, EngineSample)
+
+
+@pytest.mark.parametrize("limits", [Limits(query_seconds=60, round_seconds=600)])
+@pytest.mark.parametrize("name", ["vllm:num_requests_running", "vllm:num_requests_waiting"])
+async def test_a_pod_of_many_thousand_series_does_not_take_others_along(
+    prometheus: FakePrometheus, asking: Asking, name: str
+) -> None:
+    def flood(handler: BaseHTTPRequestHandler) -> bool:
+        query = prometheus.asked[-1]
+        found = prometheus.result(query)
+        if query.startswith(f"{name}{{"):
+            at = SCRAPED.timestamp()
+            place = {"namespace": "ns", "pod": "flood", "instance": "flood:8000", "job": "vllm"}
+            found += [
+                {"metric": {**place, "request": str(n)}, "values": [[at, "1"]]}
+                for n in range(10_000)
+            ]
+        send(handler, json.dumps({"status": "success", "data": {"result": found}}))
+        return True
+
+    prometheus.scrape(page(), pod="flood")
+    prometheus.scrape(page(), pod="p-0")
+    prometheus.answer = flood
+    flooded, good = await asking.read(target("flood"), target("p-0"))
+    assert isinstance(flooded, ScrapeFailure)
+    assert flooded.reason is Reason.INVALID_METRICS
+    assert "more series of it than any engine" in flooded.message
+    assert isinstance(good, EngineSample)
+
+
+async def test_a_series_of_a_kind_that_engines_do_not_have_is_absent(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    def histogram(handler: BaseHTTPRequestHandler) -> bool:
+        found = prometheus.result(prometheus.asked[-1])
+        odd = {"metric": {"namespace": "ns", "pod": "odd"}, "histograms": [[1, {"count": "3"}]]}
+        send(handler, json.dumps({"status": "success", "data": {"result": [odd, *found]}}))
+        return True
+
+    prometheus.scrape(page())
+    prometheus.answer = histogram
+    odd, good = await asking.read(target("odd"), target("p-0"))
+    assert isinstance(odd, ScrapeFailure)
+    assert odd.reason is Reason.NO_SERIES
+    assert isinstance(good, EngineSample)
+
+
+async def test_of_an_answer_with_warnings_that_is_partial_what_is_there_counts(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    def partial(handler: BaseHTTPRequestHandler) -> bool:
+        data = {"resultType": "matrix", "result": prometheus.result(prometheus.asked[-1])}
+        warnings = ["no store matched for this query"]
+        send(handler, json.dumps({"status": "success", "warnings": warnings, "data": data}))
+        return True
+
+    prometheus.scrape(page())
+    prometheus.answer = partial
+    there, missing = await asking.read(target("p-0"), target("p-1"))
+    assert isinstance(there, EngineSample)
+    assert isinstance(missing, ScrapeFailure)
+    assert missing.reason is Reason.NO_SERIES
+
+
+async def test_an_answer_that_is_compressed_unasked_is_not_unfolded(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    body = json.dumps({"status": "success", "data": {"result": []}}).encode()
+
+    def bomb(status: int, **headers: str) -> Callable[[BaseHTTPRequestHandler], bool]:
+        def answer(handler: BaseHTTPRequestHandler) -> bool:
+            handler.send_response(status)
+            for header, value in {"Content-Encoding": "gzip", **headers}.items():
+                handler.send_header(header, value)
+            handler.end_headers()
+            handler.wfile.write(gzip.compress(body))
+            return True
+
+        return answer
+
+    prometheus.answer = bomb(200)
+    assert "is no Prometheus" in (await asking.failure()).message
+    # The body of a redirect is not even looked at.
+    prometheus.answer = bomb(302, Location="/")
+    await asking.next_round()
+    assert (await asking.failure()).message.endswith("status 302")
 
 
 async def test_labels_of_a_connection_tell_clusters_apart(
@@ -496,9 +590,7 @@ async def test_nobody_waits_for_a_prometheus_that_has_failed_until_it_answers_ag
     asking.seconds = PERIOD_SECONDS
     assert "status 503" in (await asking.failure()).message
     released.set()
-    asking.seconds += PERIOD_SECONDS - 1
-    for round_ in asking.source._rounds.values():
-        await asyncio.wrap_future(round_.future)
+    await asking.next_round()
     (seen,) = await asking.read()
     assert isinstance(seen, EngineSample)
 
@@ -529,7 +621,7 @@ async def test_only_the_authorities_of_a_connection_are_trusted(
     assert failure.reason is Reason.SOURCE_UNREACHABLE
     assert "certificate verify failed" in failure.message
     write(asking.file, url, caFile=str(identity[0]))
-    asking.seconds = PERIOD_SECONDS
+    await asking.next_round()
     (seen,) = await asking.read()
     assert isinstance(seen, EngineSample)
 
@@ -576,11 +668,11 @@ async def test_nothing_secret_gets_into_a_message(
     prometheus: FakePrometheus, asking: Asking, tmp_path: Path
 ) -> None:
     token = tmp_path / "token"
-    for number, content in enumerate(("s3cret", "s3cret\nsecond line", "s3cret" * 20_000)):
+    for content in ("s3cret", "s3cret\nsecond line", "s3cret" * 20_000):
         token.write_text(content)
         write(asking.file, prometheus.url, bearerTokenFile=str(token))
         prometheus.answer = text("", 401)
-        asking.seconds = number * PERIOD_SECONDS
+        await asking.next_round()
         assert "s3cret" not in (await asking.failure()).message
 
 

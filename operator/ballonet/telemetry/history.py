@@ -47,6 +47,8 @@ class Scrapes:
         first = self._pages is None
         pages = self._pages = self._pages or {}
         for one in result:
+            if "histograms" in one:
+                continue
             labels = {key: value for key, value in one["metric"].items() if key != "__name__"}
             scrapes = pages.setdefault(labels.pop(self._pod_label, ""), {})
             for at, value in one["values"]:

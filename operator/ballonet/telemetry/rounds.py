@@ -15,6 +15,7 @@ from typing import Any, Final
 from ballonet.api.conditions import Reason
 from ballonet.engines.vllm_metrics import METRICS
 from ballonet.telemetry.connections import PrometheusConnection
+from ballonet.telemetry.pages import MAX_LINES
 from ballonet.telemetry.port import FRESH_SECONDS
 from ballonet.telemetry.reading import InvalidPageError, Reading, Series, read_engine
 
@@ -23,6 +24,9 @@ WINDOW_SECONDS: Final = 60
 # The first query looks further back, for how often a pod is scraped: with scrapes further apart
 # than a reading may be old, the newest would be fresh at one time and stale at another.
 FIRST_WINDOW_SECONDS: Final = 180
+
+# Engines of a pod may be scraped one by one. Each series is looked for in every scrape of its pod.
+MAX_SCRAPES: Final = 64
 
 # The year 2200, in seconds since 1970.
 _LATEST: Final = 7_258_118_400
@@ -100,10 +104,13 @@ class Round:
         if self._pods is None:
             self._pods = _first_seen(found)
         for key, labels, samples in found:
-            if (pod := self._pods.get(key)) is None:
+            if (pod := self._pods.get(key)) is None or len(pod.scrapes) > MAX_SCRAPES:
                 continue
             # An aggregate has the time of the query; no scrape's labels and time are left.
             of_scrape = name.startswith(METRICS.prefix)
+            pod.series += 1
+            if pod.series > MAX_LINES:
+                continue
             value = pod.value(labels, samples) if of_scrape else samples[-1][1]
             if value is not None:
                 pod.page.setdefault(name, []).append((labels, value))
@@ -117,6 +124,9 @@ class Round:
             labels: dict[str, str] = one["metric"]
             labels.pop("__name__", None)
             key = tuple(labels.pop(label, "") for label in self._place)
+            # What no engine has is absent: a pod that says it must not take all others along.
+            if "histogram" in one or "histograms" in one:
+                continue
             raw = one["values"] if "values" in one else [one["value"]]
             samples = [(float(at), float(value)) for at, value in raw]
             if not samples or not all(0 <= at <= _LATEST for at, _ in samples):
@@ -136,6 +146,7 @@ class _Pod:
 
     scrapes: dict[_Scrape, float]
     apart_seconds: float
+    series: int = 0
     page: dict[str, list[Series]] = field(default_factory=dict)
 
     def value(self, labels: Mapping[str, str], samples: _Samples) -> float | None:
@@ -162,6 +173,8 @@ def _first_seen(found: Iterable[_Found]) -> dict[PodKey, _Pod]:
 
 
 def _read(pod: _Pod) -> Reading | InvalidPageError:
+    if len(pod.scrapes) > MAX_SCRAPES or pod.series > MAX_LINES:
+        return InvalidPageError("Prometheus has more series of it than any engine has")
     if pod.apart_seconds > FRESH_SECONDS:
         return InvalidPageError(
             f"the last two scrapes were more than {FRESH_SECONDS:g} s apart: at most 30 s are "
