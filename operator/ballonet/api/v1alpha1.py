@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import chain
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import (
@@ -174,20 +175,20 @@ class _KeyedList:
     """A list field that is a set or a map: no entry may stand in it twice.
 
     Attributes:
-        keys: fields of an entry that tell it apart; none in a set.
+        key: what tells an entry apart; of several fields a tuple.
     """
 
     name: str
     alias: str
-    keys: tuple[str, ...]
+    key: Callable[[Any], Any]
 
     def repeated(self, items: list[Any]) -> Iterator[Problem]:
         """Yield what stands once more in the list."""
-        seen: set[tuple[Any, ...]] = set()
+        seen: set[Any] = set()
         for index, item in enumerate(items):
-            key = tuple(getattr(item, name) for name in self.keys) or (item,)
+            key = self.key(item)
             if key in seen:
-                twice = quoted("/".join(map(str, key)))
+                twice = quoted("/".join(key) if isinstance(key, tuple) else key)
                 text = f"{twice} stands there already: rename or remove it"
                 yield f".{self.alias}[{index}]", text
             seen.add(key)
@@ -202,8 +203,11 @@ def _keyed_lists(model: type[Model]) -> tuple[_KeyedList, ...]:
         if not isinstance(extra, dict):
             continue
         keys: Any = extra.get("x-kubernetes-list-map-keys", ())
-        if keys or extra.get("x-kubernetes-list-type") == "set":
-            found.append(_KeyedList(name, str(field.alias), tuple(to_snake(key) for key in keys)))
+        if keys:
+            key = attrgetter(*(to_snake(key) for key in keys))
+            found.append(_KeyedList(name, str(field.alias), key))
+        elif extra.get("x-kubernetes-list-type") == "set":
+            found.append(_KeyedList(name, str(field.alias), str))
     return tuple(found)
 
 

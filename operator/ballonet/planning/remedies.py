@@ -342,12 +342,17 @@ class _Search:
 
     def _ceiling(self, ceiling: int) -> Json:
         change: Json = {"sequence": {"maxTokens": ceiling}}
-        topologies = self.topologies
-        for t, topology in enumerate(self.spec.topologies):
-            for r, role in enumerate(topology.roles):
-                if (role.max_tokens or 0) > ceiling:
-                    topologies = _with(topologies, (t, "roles", r, "maxTokens"), ceiling)
-        return change if topologies is self.topologies else {**change, "topologies": topologies}
+        if all((r.max_tokens or 0) <= ceiling for t in self.spec.topologies for r in t.roles):
+            return change
+
+        def lowered(role: Json) -> Json:
+            return role | {"maxTokens": ceiling} if (role.get("maxTokens") or 0) > ceiling else role
+
+        topologies = [
+            topology | {"roles": [lowered(role) for role in topology["roles"]]}
+            for topology in self.topologies
+        ]
+        return {**change, "topologies": topologies}
 
     def prefix_credit(self) -> _Change | None:
         """Count declared prefixes once; offered only where roles name them."""

@@ -129,7 +129,7 @@ class RunNeed:
     def blocks_above(self, size: int) -> int:
         """Return the most own blocks of one run at once that its sequences have beyond a size."""
         return max(
-            sum(role.count * max(0, role.own_blocks_each - size) for role in phase)
+            sum(role.count * more for role in phase if (more := role.own_blocks_each - size) > 0)
             for phase in self.phases
         )
 
