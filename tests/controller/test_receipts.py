@@ -347,6 +347,26 @@ async def test_a_boot_for_which_there_is_no_room_is_not_written_again_and_again(
     assert world.cluster.writes == []
 
 
+async def test_a_boot_for_which_there_is_no_room_keeps_no_other_out(world: World) -> None:
+    await started(world)
+    (line,) = receipts(world)
+    later = {**line, "lastBoot": "2026-01-01T00:01:00Z"}
+    as_many_as_fit = MAX_BYTES // len(json.dumps(line, separators=(",", ":")))
+    written_by_somebody(
+        world, [{**later, "configuration": f"f{n:015x}"} for n in range(as_many_as_fit)]
+    )
+    engine = {**POOL["spec"]["engine"], "env": [{"name": "SOME", "value": "thing"}]}
+    other = {**pool(engine=engine), "metadata": {"name": "other", "namespace": NAMESPACE}}
+    world.cluster.put(other)
+    for _ in range(8):
+        await world.reconcile()
+        await world.reconcile("other")
+        world.run_pods("other")
+        world.pass_time(15)
+    assert world.pool("other")["status"]["budget"]["receipt"]["boots"] == 1
+    assert "receipt" not in budget(world)
+
+
 async def test_receipts_that_were_deleted_do_not_come_back(world: World) -> None:
     await started(world)
     world.cluster.remove(Kind.CONFIG_MAP, NAMESPACE, NAME)

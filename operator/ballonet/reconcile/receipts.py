@@ -235,19 +235,20 @@ class ReceiptBook:
         page = await self._page(namespace)
         # Pools of a namespace write into one object: one after the other, so none is lost.
         async with page.lock:
-            if not _uncounted(started, page.receipts) or self._monotonic() < page.write_again_at:
+            refused = not page.is_ours or self._monotonic() < page.write_again_at
+            if refused or not _uncounted(started, page.receipts):
                 return page.receipts
-            # Also where it is somebody else's, or has no room: neither changes from pass to pass.
-            page.write_again_at = self._monotonic() + READ_AGAIN_SECONDS
             try:
                 # What was deleted or changed since it was read must not come back.
                 await self._read_again(namespace, page)
                 new = _uncounted(started, page.receipts) if page.is_ours else []
                 receipts = page.receipts.with_boots(await self._on_their_devices(new))
+                # Not where there is no room for them: that would be so again at each pass.
                 if receipts != page.receipts:
                     page.live = await self._write(namespace, page.live, receipts)
-                    page.receipts, page.write_again_at = receipts, float("-inf")
+                    page.receipts = receipts
             except ApiError as error:
+                page.write_again_at = self._monotonic() + READ_AGAIN_SECONDS
                 # Another hand changed it: what it wrote is read before the next try.
                 page.read_at = float("-inf")
                 log.warning("Receipts were not written", namespace=namespace, error=str(error))
