@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-STEP_TIMEOUT_SECONDS = 1800
+STEP_TIMEOUT_SECONDS = 3600
 SHOWN_LINES = 20
 
 
@@ -27,7 +27,7 @@ def run_step(
     """Run `command`, silent unless it fails, with these variables beside those of the process.
 
     Raises:
-        BuildError: it ended with an error or took longer than half an hour.
+        BuildError: it ended with an error or took longer than an hour.
     """
     start = time.monotonic()
     say(f"{title} ...")
