@@ -229,22 +229,12 @@ GRAPH_SIZES: Final = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 # larger of it and the step (v1/core/encoder_cache_manager.py compute_mm_encoder_budget).
 _ENCODER_ITEMS: Final = (("gemma", 2496),)
 _ENCODER_ITEM: Final = 16384
-# First versions in which something is so, read in the sources.
-_GRAPHS_CHARGED: Final[Version] = (
-    0,
-    20,
-    0,
-)  # VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS = 1 (envs.py)
-_GRAPHS_CHARGED_RUNNER_2: Final[Version] = (
-    0,
-    29,
-    0,
-)  # before, v1/worker/gpu/model_runner.py returns 0
-_INDEX_BUFFER_WIDENED: Final[Version] = (
-    0,
-    13,
-    0,
-)  # get_max_prefill_buffer_size: 2, then 40 sequences
+# First versions in which something is so, read in the sources: graphs are charged by default
+# (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS in envs.py), by the second runner too (before,
+# v1/worker/gpu/model_runner.py returns 0); get_max_prefill_buffer_size is of 40 sequences, not 2.
+_GRAPHS_CHARGED: Final[Version] = (0, 20, 0)
+_GRAPHS_CHARGED_RUNNER_2: Final[Version] = (0, 29, 0)
+_INDEX_BUFFER_WIDENED: Final[Version] = (0, 13, 0)
 
 
 @dataclass(frozen=True, slots=True)

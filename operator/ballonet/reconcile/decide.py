@@ -296,8 +296,8 @@ def _rollout(
     pool = observed.pool
     name = pool["metadata"]["name"]
     blocker = next(_blockers(observed, plan), None)
-    live = observed.deployment.live
-    if stored is not None and not (live is not None and rolling_out(live)):
+    deployed = observed.deployment.live
+    if stored is not None and not (deployed is not None and rolling_out(deployed)):
         stored = stored.served_alone()
     if stored is not None and stored.speaks_of(pool):
         newer = blocker is None and _render(name, observed.spec, plan) != stored.template
@@ -319,7 +319,7 @@ def _rollout(
         budget=runtime_budget(plan),
         receipts=basis(plan.receipts).text(),
     )
-    if stored is None or live is None:
+    if stored is None or deployed is None:
         return _Rollout(fresh, _applied(update_pending=False))
     if _render_again(observed, stored, planner) == template:
         limits = {key: stored.budget[key] for key in LIMITS}
@@ -423,11 +423,11 @@ def _followed_by(stored: AppliedRecord, fresh: AppliedRecord) -> AppliedRecord:
 
 
 def _desired(observed: Observed, record: AppliedRecord, installation: str) -> tuple[Json, ...]:
-    pool, live = observed.pool, observed.deployment.live
+    pool, deployed = observed.pool, observed.deployment.live
     deployment = children.deployment(pool, record, installation)
-    changing = live is not None and (
-        rolling_out(live)
-        or live["metadata"].get("annotations", {}).get(ANNOTATION)
+    changing = deployed is not None and (
+        rolling_out(deployed)
+        or deployed["metadata"].get("annotations", {}).get(ANNOTATION)
         != deployment["metadata"]["annotations"][ANNOTATION]
     )
     # The limits that runtimes read come first: they must never exceed what serves.
