@@ -1,4 +1,4 @@
-"""What versions of vLLM can do that plans or levers ask for, told by the flag that brings it."""
+"""What versions of vLLM can do that plans or levers ask for, most of it told by a flag."""
 
 from __future__ import annotations
 
@@ -49,6 +49,8 @@ _LEAST_COMPUTE: Final = {
     **dict.fromkeys(("awq", "awq_marlin", "fp8", "modelopt", "modelopt_fp4", "torchao"), (7, 5)),
 }
 _FP8_ON_TURING: Final = (0, 14)
+_FIRST_WITH_BF16_CACHE: Final = (0, 11)
+_COUNTS_YARN_POSITIONS_AS_GIVEN: Final = (0, 30)
 
 
 def least_compute(quantization: str | None, version: str) -> tuple[int, int] | None:
@@ -56,3 +58,16 @@ def least_compute(quantization: str | None, version: str) -> tuple[int, int] | N
     if quantization == "fp8" and parse_version(version)[:2] < _FP8_ON_TURING:
         return (8, 0)
     return _LEAST_COMPUTE.get(quantization or "")
+
+
+def takes_bf16_cache(version: str) -> bool:
+    """Return whether the KV cache can be told to be BF16 (config/cache.py)."""
+    return parse_version(version)[:2] >= _FIRST_WITH_BF16_CACHE
+
+
+def counts_yarn_positions_as_given(version: str) -> bool:
+    """Return whether the longest sequence of a model scaled by YaRN is what its config gives.
+
+    _get_and_verify_max_len, config/model.py.
+    """
+    return parse_version(version)[:2] >= _COUNTS_YARN_POSITIONS_AS_GIVEN

@@ -18,7 +18,11 @@ from ballonet.api.v1alpha1 import (
 from ballonet.catalog import Accelerator, Catalog, CatalogModel
 from ballonet.engines import vllm
 from ballonet.engines.base import PlannedArguments
-from ballonet.engines.vllm_abilities import least_compute
+from ballonet.engines.vllm_abilities import (
+    counts_yarn_positions_as_given,
+    least_compute,
+    takes_bf16_cache,
+)
 from ballonet.engines.vllm_kernels import LayerKind, layer_without_kernel
 from ballonet.kv.cache_types import AUTO, CACHE_TYPES, PLAIN_FP8, told_type
 from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
@@ -193,10 +197,7 @@ def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
         problems.append(
             f"spec.sequence.kvCacheType: FP8 is not supported on {device.name}: use Auto or BF16"
         )
-    if (
-        spec.sequence.kv_cache_type is KvCacheType.BF16
-        and vllm.parse_version(version) < _FIRST_WITH_BF16_CACHE
-    ):
+    if spec.sequence.kv_cache_type is KvCacheType.BF16 and not takes_bf16_cache(version):
         problems.append(
             f"spec.sequence.kvCacheType: BF16 needs vLLM 0.11 or later and spec.engine.version is "
             f"{version}: use Auto"
@@ -359,7 +360,7 @@ def _unknown_model(name: str, close: list[str]) -> Unresolved:
 
 def _longest(geometry: ModelGeometry, version: str) -> int | None:
     """Return the longest sequence that a version accepts for a model."""
-    if geometry.yarn_position_tokens and vllm.parse_version(version) < _KEEPS_YARN_POSITIONS:
+    if geometry.yarn_position_tokens and not counts_yarn_positions_as_given(version):
         return geometry.yarn_position_tokens
     return geometry.max_position_tokens
 
@@ -379,10 +380,6 @@ def check_model_can(spec: InferencePoolSpec, longest: int | None) -> None:
         )
 
 
-# From here positions count as the config gives them (_get_and_verify_max_len, config/model.py).
-_KEEPS_YARN_POSITIONS: Final = (0, 30, 0)
-# config/cache.py: the value came with 0.11.0.
-_FIRST_WITH_BF16_CACHE: Final = (0, 11, 0)
 _PREFIX_CACHING: Final = {PrefixCaching.ENABLED: True, PrefixCaching.DISABLED: False}
 
 
