@@ -10,7 +10,7 @@ import pytest
 from ballonet.api.conditions import Reason
 from ballonet.cluster.port import Kind
 from ballonet.diagnosis.observation import Observation
-from ballonet.reconcile.reconcile import LOOK_PERIOD_SECONDS, PoolKey
+from ballonet.reconcile.reconcile import LOOK_PERIOD_SECONDS, LOOKED_AT_SECONDS, PoolKey
 from e2e.harness.pools import a_pool
 from tests.controller.world import NAMESPACE, World
 
@@ -56,8 +56,8 @@ async def test_engines_are_read_on_without_a_pass_and_nothing_is_asked_or_writte
 ) -> None:
     world.cluster.calls.clear()
     world.engines.asked.clear()
-    await look_for(world, 20 * LOOK_PERIOD_SECONDS)
-    assert len(world.engines.asked) == 20
+    await look_for(world, 6 * LOOK_PERIOD_SECONDS)
+    assert len(world.engines.asked) == 6
     assert world.cluster.calls == []
 
 
@@ -66,6 +66,16 @@ async def test_a_pass_that_comes_late_looks_back_on_what_was_seen_meanwhile(worl
     await look_for(world, 100)
     await world.reconcile()
     assert world.condition("KVPressure") == ("True", "SlotBound")
+
+
+async def test_a_pod_that_no_pass_has_confirmed_for_long_is_not_looked_at(world: World) -> None:
+    await look_for(world, LOOKED_AT_SECONDS)
+    world.engines.asked.clear()
+    await look_for(world, 60)
+    assert world.engines.asked == []
+    await world.reconcile()
+    await look_for(world, 60)
+    assert world.engines.asked != []
 
 
 async def test_what_was_seen_last_stands_in_for_a_pod_that_is_missed_once(world: World) -> None:
@@ -89,6 +99,17 @@ async def test_a_pod_that_is_gone_and_a_pool_that_is_are_not_looked_at(world: Wo
     await look_for(world, 60)
     assert world.engines.asked == []
     assert await world.reconciler.look(PoolKey(NAMESPACE, "gone")) == ()
+
+
+async def test_a_pool_that_is_being_deleted_is_not_looked_at(world: World) -> None:
+    world.cluster.edit(
+        *(Kind.POOL, NAMESPACE, "pool"),
+        lambda pool: pool["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"),
+    )
+    await world.reconcile()
+    world.engines.asked.clear()
+    await look_for(world, 60)
+    assert world.engines.asked == []
 
 
 async def test_a_pool_that_another_installation_took_over_is_not_looked_at(world: World) -> None:

@@ -58,6 +58,8 @@ SERVING_PERIOD_SECONDS: Final = 15.0
 # engines are read in between: a little after a pass would have, so that it has the first go.
 SERVING_PASSES_PER_SECOND: Final = 20.0
 LOOK_PERIOD_SECONDS: Final = SERVING_PERIOD_SECONDS + 1.0
+# What no pass has confirmed for so long, and for two periods, may be the address of another pod.
+LOOKED_AT_SECONDS: Final = 120.0
 STARTING_PERIOD_SECONDS: Final = 10.0
 # Referenced ConfigMaps are not watched: that would need a watch on everybody's.
 REFERENCE_PERIOD_SECONDS: Final = 60.0
@@ -128,6 +130,7 @@ class _Memory:
     # The engines that the last pass found, by the uid of their pod, and where they are read.
     engines: dict[str, _Engine] = field(default_factory=dict)
     connection: str | None = None
+    found_at: float = 0.0
     read_at: float = 0.0
     words: dict[EndedRun, str] = field(default_factory=dict)
     refused: _Refused | None = None
@@ -183,6 +186,7 @@ class Reconciler:
             return Outcome(None)
         # The garbage collector removes the children; writing now would make new ones.
         if pool["metadata"].get("deletionTimestamp"):
+            self.forget(key)
             return Outcome(None)
         memory = self._recall(key, pool)
         children = await read_children(self._cluster, pool)
@@ -226,12 +230,18 @@ class Reconciler:
         )
 
     def due_looks(self) -> list[PoolKey]:
-        """Return the pools that serve and whose engines nobody has read for a period."""
-        latest = self._monotonic() - LOOK_PERIOD_SECONDS
+        """Return the pools whose engines nobody has read for a period.
+
+        Without those whose last pass is too long ago: the API server may be away.
+        """
+        now = self._monotonic()
+        known_seconds = max(LOOKED_AT_SECONDS, 2 * _serving_period(len(self._memory)))
         return [
             key
             for key, memory in self._memory.items()
-            if memory.engines and memory.read_at <= latest
+            if memory.engines
+            and now - memory.read_at >= LOOK_PERIOD_SECONDS
+            and now - memory.found_at <= known_seconds
         ]
 
     async def look(self, key: PoolKey) -> tuple[EngineSample, ...]:
@@ -358,6 +368,7 @@ class Reconciler:
             engine = memory.engines[target.uid] = known.get(target.uid) or _Engine(target)
             engine.target = target
         memory.connection = spec.metrics.connection if spec else None
+        memory.found_at = self._monotonic()
         return await self._read(memory) if engines else []
 
     async def _read(self, memory: _Memory) -> list[EngineSample | ScrapeFailure]:
@@ -543,6 +554,10 @@ class Reconciler:
         return status
 
 
+def _serving_period(pools: int) -> float:
+    return max(SERVING_PERIOD_SECONDS, pools / SERVING_PASSES_PER_SECOND)
+
+
 def _requeue_after(observed: Observed, decision: Decision, pools: int) -> float:
     configured = decision.findings[ConditionType.CONFIGURED]
     if decision.settle_seconds > 0:
@@ -554,7 +569,7 @@ def _requeue_after(observed: Observed, decision: Decision, pools: int) -> float:
         serving = decision.findings[ConditionType.AVAILABLE].status is Status.TRUE
         if live is None or rolling_out(live) or not serving:
             return STARTING_PERIOD_SECONDS
-        return max(SERVING_PERIOD_SECONDS, pools / SERVING_PASSES_PER_SECOND)
+        return _serving_period(pools)
     spec = observed.spec
     if spec is not None and spec.model.config is not None and spec.model.config.config_map_ref:
         return REFERENCE_PERIOD_SECONDS
