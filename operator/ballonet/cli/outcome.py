@@ -29,8 +29,8 @@ class ExitCode(IntEnum):
 
 
 # Of several pools the first of these that occurs is the exit code.
-_WORST_FIRST = (ExitCode.BAD_INPUT, ExitCode.DOES_NOT_FIT, ExitCode.UNKNOWN, ExitCode.FITS)
-_CODES = {
+_WORST_FIRST: Final = (ExitCode.BAD_INPUT, ExitCode.DOES_NOT_FIT, ExitCode.UNKNOWN, ExitCode.FITS)
+_CODES: Final = {
     Verdict.FITS: ExitCode.FITS,
     Verdict.DOES_NOT_FIT: ExitCode.DOES_NOT_FIT,
     Verdict.UNKNOWN: ExitCode.UNKNOWN,

@@ -23,7 +23,7 @@ VERSION_FIELD: Final = "spec.engine.version"
 """Named where a version cannot lay out some layers; which version it is, the caller knows."""
 
 # What a layer becomes where all its tokens are kept, though it looks at some of them only.
-_PROMOTED = {
+_PROMOTED: Final = {
     CacheKind.SLIDING_MLA: CacheKind.MLA,
     CacheKind.SLIDING: CacheKind.FULL,
     CacheKind.CHUNKED: CacheKind.FULL,

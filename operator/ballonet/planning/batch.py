@@ -5,12 +5,14 @@ The tokens of a step are never fewer than the sequences that the engine is set u
 
 from __future__ import annotations
 
+from typing import Final
+
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.engines import vllm
 
 # vLLM's own largest default (engine/arg_utils.py, devices of 70 GiB and more): beyond it nothing
 # is known about buffers and graphs, so no plan goes there unless the topologies need it.
-MAX_SLOTS = 1024
+MAX_SLOTS: Final = 1024
 
 
 def max_batched_tokens(spec: InferencePoolSpec, device: str, slots: int) -> int:

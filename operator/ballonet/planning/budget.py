@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ballonet.kv.units import Interval, ceil_div
 
 # vLLM keeps block 0 as a null block that no sequence can hold (v1/core/block_pool.py).
-NULL_BLOCKS = 1
+NULL_BLOCKS: Final = 1
 
 
 def usable_blocks(blocks: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.quantity import MAX_MEMORY_BYTES, quantity_bytes
@@ -33,10 +34,10 @@ from ballonet.planning.resolve import Resolved
 from ballonet.planning.topology import NO_SIZES, EngineNeed, pool_need
 
 # What is written where nothing can be worked out: vLLM's default of unknown devices.
-UNPLANNED_SLOTS = 256
+UNPLANNED_SLOTS: Final = 256
 # Beyond this share no device is told to give memory to the engine: its driver and other contexts
 # take some at start, and the engine refuses to start when less is free than it asks for.
-LARGEST_MEMORY_PERCENT = 98
+LARGEST_MEMORY_PERCENT: Final = 98
 
 
 def unplanned_slots(spec: InferencePoolSpec) -> int:
@@ -383,7 +384,9 @@ def would_not_start(capacity: Capacity, slots: int) -> Finding | None:
     return None
 
 
-_NO_HELP = " spec.offload does not help: a sequence that runs holds all its blocks on the device."
+_NO_HELP: Final = (
+    " spec.offload does not help: a sequence that runs holds all its blocks on the device."
+)
 
 
 def start_risk(capacity: Capacity, slots: int) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.status import MAX_MESSAGE_CHARACTERS, Source, Verdict
@@ -235,7 +236,7 @@ def _limit_text(spec: InferencePoolSpec, need: EngineNeed, limit: int) -> str:
     )
 
 
-_STATUS = {
+_STATUS: Final = {
     Verdict.FITS: Status.TRUE,
     Verdict.DOES_NOT_FIT: Status.FALSE,
     Verdict.UNKNOWN: Status.UNKNOWN,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.status import MeasuredBudget, Source, TopologyStatus, Verdict
@@ -25,10 +26,10 @@ from ballonet.planning.topology import (
 )
 
 # The label of max_concurrency is a decimal number: what it is short of a whole block is rounding.
-_ROUNDING = Fraction(1, 100)
-_MOST_PER_MILLE = 1_000_000
+_ROUNDING: Final = Fraction(1, 100)
+_MOST_PER_MILLE: Final = 1_000_000
 # What status takes. No device comes near it: an engine that reports more does not tell the truth.
-_MOST = 2**53
+_MOST: Final = 2**53
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.status import (
@@ -66,7 +67,7 @@ from ballonet.planning.topology import (
     role_statuses,
 )
 
-MODEL_MOUNT = "/model"
+MODEL_MOUNT: Final = "/model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,8 +294,10 @@ class _Planner:
         return self.receipts.of(configuration(spec, self.config_text, args))
 
 
-_UNRESOLVED_BUDGET = Finding(Status.UNKNOWN, Reason.SPEC_UNRESOLVED, Reason.SPEC_UNRESOLVED.doc)
-_UNKNOWN_TOPOLOGY = Finding(
+_UNRESOLVED_BUDGET: Final = Finding(
+    Status.UNKNOWN, Reason.SPEC_UNRESOLVED, Reason.SPEC_UNRESOLVED.doc
+)
+_UNKNOWN_TOPOLOGY: Final = Finding(
     Status.UNKNOWN, Reason.BUDGET_UNKNOWN, "There is no budget to compare the need with."
 )
 
@@ -582,7 +585,7 @@ def with_figures(
 
 
 # How BudgetComputed calls the sources.
-_REASONS = {
+_REASONS: Final = {
     Source.GIVEN: Reason.GIVEN,
     Source.PREDICTED: Reason.PREDICTED,
     Source.RECEIPT: Reason.RECEIPT,

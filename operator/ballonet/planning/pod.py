@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.engines import vllm, vllm_offload
@@ -17,21 +17,21 @@ from ballonet.planning.offload import host_cache
 from ballonet.planning.resolve import Resolved
 
 # Name of the container that the engine runs in; spec.engine.podTemplate is merged by it.
-CONTAINER = "engine"
+CONTAINER: Final = "engine"
 # Inputs and template are kept in annotations of the Deployment, which take 256 KiB in all.
-MAX_TEMPLATE_CHARACTERS = 65_536
+MAX_TEMPLATE_CHARACTERS: Final = 65_536
 # A rank's own process with its CUDA context, beside file cache; an assumption, so only a request.
-GPU_HOST_BYTES_PER_RANK = 4 * GIB
+GPU_HOST_BYTES_PER_RANK: Final = 4 * GIB
 # What a pod with KV blocks in host memory takes beside them: tables and buffers of the transfers.
 # The blocks are counted at their own size; nobody has measured that here, and public reports say up
 # to 1.9 times for versions that pin memory (docs/offload.md), so it too is only a request.
-OFFLOAD_HOST_BYTES = 2 * GIB
+OFFLOAD_HOST_BYTES: Final = 2 * GIB
 # Ranks of one pod talk through /dev/shm; Kubernetes gives 64 MiB unless told otherwise.
-SHM_BYTES_ALONE = 256 * MIB
-SHM_BYTES_PER_RANK = GIB
-_TEMPLATE = "spec.engine.podTemplate"
+SHM_BYTES_ALONE: Final = 256 * MIB
+SHM_BYTES_PER_RANK: Final = GIB
+_TEMPLATE: Final = "spec.engine.podTemplate"
 # Lists of the engine's container that are merged with our own, by these keys.
-_MERGED_BY = {"env": "name", "volumeMounts": "mountPath", "ports": "containerPort"}
+_MERGED_BY: Final = {"env": "name", "volumeMounts": "mountPath", "ports": "containerPort"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic.alias_generators import to_camel
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from ballonet.planning.plan import Plan
 
 # Beyond it an engine often finds less free memory at its start than it asks for, and ends.
-SAFE_MEMORY_PERCENT = 95
+SAFE_MEMORY_PERCENT: Final = 95
 # More than servers of two sockets hold: no node has it for a pod on the CPU backend.
-LARGEST_NODE_BYTES = 4096 * GIB
+LARGEST_NODE_BYTES: Final = 4096 * GIB
 # Replicas are offered up to this many times those of today or this many, whichever is more: a
 # pool that needs more wants another shape first.
-MAX_REPLICAS_TIMES = 16
-MAX_REPLICAS_FROM_FEW = 64
+MAX_REPLICAS_TIMES: Final = 16
+MAX_REPLICAS_FROM_FEW: Final = 64
 # Of many roles or topologies those with the largest counts are tried: each takes a search.
-MAX_DIALS = 16
-TENSOR_SIZES = (2, 4, 8, 16)
+MAX_DIALS: Final = 16
+TENSOR_SIZES: Final = (2, 4, 8, 16)
 # A plan is to take no time that anybody notices, so the search ends after so many comparisons.
-MAX_COMPARISONS = 400
+MAX_COMPARISONS: Final = 400
 # Pairs of changes are offered only where no single one is enough, and then so many.
-MAX_PAIRS = 3
+MAX_PAIRS: Final = 3
 # Who gives up more of the work has no use for the rest: a ceiling of one block makes most pools
 # fit. Such a change is offered last, and none of a pair.
-MOST_WORK_PER_MILLE = 900
+MOST_WORK_PER_MILLE: Final = 900
 
 Fits = Callable[[InferencePoolSpec], bool]
 Replan = Callable[[InferencePoolSpec], "Plan"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 from ballonet.api.v1alpha1 import API_VERSION, PrefixCredit, Role
 from ballonet.engines.base import PORT
 from ballonet.planning.plan import Plan
 from ballonet.planning.topology import NO_SIZES, pool_need
 
-DOCUMENT_KIND = "RuntimeBudget"
-_VARIABLES = {
+DOCUMENT_KIND: Final = "RuntimeBudget"
+_VARIABLES: Final = {
     "BALLONET_SLOTS": "slots",
     "BALLONET_ENGINES_PER_POD": "enginesPerPod",
     "BALLONET_CEILING_TOKENS": "ceilingTokens",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import chain, islice
+from typing import Final
 
 from ballonet.api.conditions import Reason
 from ballonet.api.status import MAX_ROLES, EnforcedBy, RoleStatus, Verdict
@@ -45,7 +46,7 @@ class BlockSizes:
 
 
 # For counting slots where no layout is known.
-NO_SIZES = BlockSizes(lambda _tokens: 0, lambda _tokens: 0)
+NO_SIZES: Final = BlockSizes(lambda _tokens: 0, lambda _tokens: 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,10 @@ _IMAGE_REASONS: Final = frozenset(
 _CREATE_REASONS: Final = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
-_BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (?:ErrImagePull: )?')
-_ERROR_LINE = re.compile(r"(?:\b\w*(?:Error|Exception)\b[:(]|\berror:|\bERROR\b|\bfatal\b)", re.I)
+_BACK_OFF: Final = re.compile(r'^Back-off pulling image "[^"]*": (?:ErrImagePull: )?')
+_ERROR_LINE: Final = re.compile(
+    r"(?:\b\w*(?:Error|Exception)\b[:(]|\berror:|\bERROR\b|\bfatal\b)", re.I
+)
 
 
 @dataclass(frozen=True)
