@@ -29,6 +29,7 @@ from e2e.harness.prometheus import Prometheus
 from e2e.harness.recorder import StatusRecorder
 from e2e.harness.site import Site, UnusableError, find_site
 from e2e.images import BuildError, build
+from e2e.load.fanout import served_first
 
 SCENARIOS: Final = Path(__file__).parent / "scenarios"
 SCENARIO_TIMEOUT_SECONDS: Final = 300
@@ -257,7 +258,11 @@ def local_operators(
 def prometheus(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A Prometheus that scrapes the engine pods of all pools."""
     need_embedded(site)
-    with Prometheus(site.kubeconfig, tmp_path_factory.mktemp("prometheus")) as prometheus:
+    with ExitStack() as stack:
+        # What looks at a live engine shares two processors with it here, and nowhere else.
+        with served_first(children=True):
+            prometheus = Prometheus(site.kubeconfig, tmp_path_factory.mktemp("prometheus"))
+            stack.enter_context(prometheus)
         yield prometheus
 
 
@@ -284,7 +289,8 @@ def live_operator(
         "BALLONET_CATALOG": str(catalog),
     }
     with LocalOperator(site.api, (site.api.host, site.api.port), folder, env) as operator:
-        operator.start()
+        with served_first(children=True):
+            operator.start()
         yield operator
 
 

@@ -160,16 +160,18 @@ async def fan_out(
 
 
 @contextlib.contextmanager
-def served_first() -> Iterator[None]:
+def served_first(*, children: bool = False) -> Iterator[None]:
     """Put this thread before all ordinary ones, where the system lets us (as root on Linux).
 
     A CPU engine computes on every processor, and the cluster's group outweighs what runs beside it:
     an ordinary sampler waits for a processor until the load is over. This one needs a few per cent.
+    With `children` what is started meanwhile stays before the others as well.
     """
     policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    fork = 0 if children else os.SCHED_RESET_ON_FORK
     try:
         first = os.sched_param(os.sched_get_priority_min(os.SCHED_RR))
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, first)
+        os.sched_setscheduler(0, os.SCHED_RR | fork, first)
     except PermissionError:
         yield
         return
