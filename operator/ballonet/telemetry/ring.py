@@ -62,7 +62,7 @@ def _packed(observation: Observation) -> bytes:
 
 def _unpacked(packed: bytes) -> Observation:
     # Each pass unpacks all: as an object the pickle takes four times as long.
-    observation = object.__new__(Observation)
+    observation, put = object.__new__(Observation), object.__setattr__
     for name, value in zip(_FIELDS, pickle.loads(packed), strict=True):  # noqa: S301 - its own
-        object.__setattr__(observation, name, value)
+        put(observation, name, value)
     return observation
