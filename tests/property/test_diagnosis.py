@@ -24,7 +24,6 @@ OFFLOAD = st.none() | st.builds(
     stored_bytes=NUMBERS,
     loaded_bytes=NUMBERS,
     allocation_failures=NUMBERS,
-    skipped_stores=NUMBERS,
 )
 COUNTS = st.dictionaries(st.sampled_from(["planner", "worker"]), st.integers(0, 3))
 SEQUENCES = st.none() | st.builds(

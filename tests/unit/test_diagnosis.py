@@ -37,7 +37,6 @@ WELL: dict[str, Any] = {
     "running": 2,
     "waiting": 0,
     "waiting_capacity": 0,
-    "waiting_deferred": 0,
     "awake": True,
     "blocks": 128,
     "used_blocks": 38,
@@ -323,7 +322,7 @@ def test_every_finding_of_the_chain_has_a_case() -> None:
 
 NOT_FOUND = {
     "nothing": ({}, {}),
-    "waits for an adapter": ({"waiting": 5, "waiting_deferred": 5, "running": 3}, {}),
+    "waits for an adapter": ({"waiting": 5, "waiting_capacity": 0, "running": 3}, {}),
     "steps without tokens": ({"prompt_tokens": 9, "generation_tokens": 9}, {}),
     "preempted long ago": ({"preemptions": 7}, {}),
     "errors without a bounded queue": ({"rejections": None, "http_5xx": rising(1)}, {}),

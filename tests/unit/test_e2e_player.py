@@ -41,7 +41,6 @@ LOADED = Observation(
     running=5,
     waiting=3,
     waiting_capacity=2,
-    waiting_deferred=1,
     awake=True,
     blocks=128,
     used_blocks=151,

@@ -31,7 +31,7 @@ def test_a_sample_that_is_told_twice_is_kept_once() -> None:
 
 def test_what_is_kept_is_what_was_observed() -> None:
     ring = Ring()
-    offload = Offload(stored_bytes=10**12, skipped_stores=0)
+    offload = Offload(stored_bytes=10**12, allocation_failures=0)
     probed = Sequences(count=3, tokens=10**6, longest_tokens=9000, past_ceiling={"worker": 1})
     for observation in (
         seen := [

@@ -19,13 +19,11 @@ class Offload:
     Attributes:
         stored_bytes, loaded_bytes: moved to and from host memory.
         allocation_failures: transfers for which host memory had no room.
-        skipped_stores: blocks that were not stored although they could have been.
     """
 
     stored_bytes: int | None = None
     loaded_bytes: int | None = None
     allocation_failures: int | None = None
-    skipped_stores: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +87,6 @@ class Observation:
         waiting: requests that wait, for whatever reason.
         waiting_capacity: those of them that wait for a slot or for blocks; engines before vLLM
             0.20 do not tell.
-        waiting_deferred: those that wait for something else: an adapter, a transfer.
         fetching: requests that wait for KV data from elsewhere.
         awake: whether the engine is not put to sleep.
 
@@ -124,7 +121,6 @@ class Observation:
     running: int | None = None
     waiting: int | None = None
     waiting_capacity: int | None = None
-    waiting_deferred: int | None = None
     fetching: int | None = None
     awake: bool | None = None
 

@@ -50,7 +50,6 @@ METRICS: Final = EngineMetrics(
         "running": _own("num_requests_running"),
         "waiting": _own("num_requests_waiting"),
         "waiting_capacity": _own("num_requests_waiting_by_reason", "0.20.0", reason="capacity"),
-        "waiting_deferred": _own("num_requests_waiting_by_reason", "0.20.0", reason="deferred"),
         # Only engines that take KV data from others have it.
         "fetching": _own(
             "num_requests_kv_fetch_by_stage", "0.32.0", stage="waiting_to_start|in_progress"
@@ -77,7 +76,6 @@ METRICS: Final = EngineMetrics(
         "stored_bytes": _moved("store", "GPU_to_CPU"),
         "loaded_bytes": _moved("load", "CPU_to_GPU"),
         "allocation_failures": _own("kv_offload_allocation_failure_total", "0.26.0"),
-        "skipped_stores": _own("kv_offload_stores_skipped_total", "0.24.0"),
     },
 )
 
