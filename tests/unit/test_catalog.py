@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from ballonet.catalog import Accelerator, Catalog, CatalogModel, Confidence, InvalidCatalog, suggest
-from ballonet.catalog.flags import vllm_flag_ranges, vllm_sampled_versions, vllm_switches
+from ballonet.catalog.flags import (
+    vllm_architecture_ranges,
+    vllm_backend_ranges,
+    vllm_flag_ranges,
+    vllm_registry_versions,
+    vllm_sampled_versions,
+    vllm_switches,
+    vllm_transformers_architectures,
+)
 from ballonet.kv.units import GIB
 
 CATALOG = Catalog.builtin()
@@ -320,3 +328,15 @@ def test_flag_ranges_lie_between_sampled_versions() -> None:
         for first, last in ranges:
             assert sampled.index(first) <= sampled.index(last)
     assert vllm_switches() <= vllm_flag_ranges().keys()
+
+
+def test_models_and_backends_lie_between_versions_that_were_read() -> None:
+    read = vllm_registry_versions()
+    for ranges in (vllm_architecture_ranges(), vllm_backend_ranges()):
+        for name, spans in ranges.items():
+            assert name.isidentifier()
+            for first, last in spans:
+                assert read.index(first) <= read.index(last)
+    # What every version has is no news, and would be in the table for nothing.
+    assert ((read[0], read[-1]),) not in vllm_architecture_ranges().values()
+    assert vllm_transformers_architectures() <= vllm_architecture_ranges().keys()

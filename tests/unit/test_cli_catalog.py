@@ -75,7 +75,14 @@ def test_models_show_weights_longest_sequence_and_declared_cache() -> None:
     assert fp8["computed"]["maxPositionTokens"] == 131072
     assert fp8["computed"]["parameters"] == 70_553_706_496
     assert fp8["sources"]["weightsBytes"].startswith("log: ")
+    assert fp8["computed"]["vllmVersions"] is None
     assert found["meta-llama/Llama-3.3-70B-Instruct"]["config"]["num_hidden_layers"] == 80
+
+
+def test_models_that_not_every_version_has_are_shown_with_those_that_do() -> None:
+    (found,) = documents("models", "--search", "zai-org/GLM-4.7-Flash")
+    assert found["computed"]["vllmVersions"] == "0.15.0 to 0.33.0"
+    assert "0.15.0 to 0.33.0" in run("models", "--search", "zai-org/GLM-4.7-Flash")
 
 
 def test_engines_show_what_each_version_can_do() -> None:

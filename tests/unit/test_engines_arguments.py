@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from ballonet.api.v1alpha1 import KvCacheType
 from ballonet.catalog.flags import vllm_sampled_versions, vllm_switches, vllm_values
-from ballonet.engines.base import Adapters, Gates, PlannedArguments, SpeculationArguments
+from ballonet.engines.base import (
+    Adapters,
+    Gates,
+    PlannedArguments,
+    SpeculationArguments,
+    UserArguments,
+)
 from ballonet.engines.vllm import flags, is_known, render_args, user_arguments
 from ballonet.engines.vllm_arguments import OWNED, OWNED_VARIABLES, SHORT, UNPLANNED
 
@@ -387,6 +393,47 @@ def test_the_variable_of_the_attention_backend_counts_while_the_engine_reads_it(
     assert user_arguments([], env, "0.32.0").planned == PlannedArguments()
 
 
+def test_an_attention_backend_is_refused_where_the_version_has_none_of_the_name() -> None:
+    by_flag = user_arguments(["--attention-backend", "bogus"], {}, "0.32.0").refused
+    assert len(by_flag) == 1
+    assert "--attention-backend 'bogus' is no backend of vLLM 0.32.0" in by_flag[0]
+    assert "TRITON_ATTN" in by_flag[0] and "XFORMERS" not in by_flag[0]
+    variable = {"VLLM_ATTENTION_BACKEND": "BOGUS"}
+    (by_variable,) = user_arguments([], variable, "0.11.0").refused
+    assert by_variable.startswith("VLLM_ATTENTION_BACKEND 'BOGUS'")
+    assert "XFORMERS" in by_variable
+    assert user_arguments([], variable, "0.32.0").refused == ()
+    # Neither a backend that came later, nor the word for any, before there was one.
+    assert user_arguments(["--attention-backend", "TURBOQUANT"], {}, "0.16.0").refused
+    assert user_arguments(["--attention-backend", "auto"], {}, "0.16.0").refused
+    assert user_arguments(["--attention-backend", "auto"], {}, "0.32.0") == UserArguments()
+
+
+def test_a_plugin_may_bring_an_attention_backend() -> None:
+    found = user_arguments(["--attention-backend", "OWN"], {"VLLM_PLUGINS": "own"}, "0.32.0")
+    assert found.refused == () and found.planned.attention_backend == "OWN"
+
+
+@pytest.mark.parametrize(
+    ("args", "env"),
+    [
+        (["--trust-remote-code"], {}),
+        (["--hf-overrides", '{"architectures": ["Own"]}'], {}),
+        (["--model-impl", "transformers"], {}),
+        ([], {"VLLM_PLUGINS": "own"}),
+        ([], {"VLLM_PLUGINS": None}),
+        ([], {"VLLM_ADDITIONAL_ARGS": "--trust-remote-code"}),
+    ],
+    ids=str,
+)
+def test_what_brings_in_code_that_is_not_the_engines_is_seen(
+    args: Sequence[str], env: dict[str, str | None]
+) -> None:
+    assert user_arguments(args, env, "0.32.0").planned.foreign_code
+    assert not user_arguments(["--no-trust-remote-code"], {}, "0.32.0").planned.foreign_code
+    assert not user_arguments([], {"VLLM_PLUGINS": ""}, "0.32.0").planned.foreign_code
+
+
 @pytest.mark.parametrize(
     "args",
     [
@@ -469,7 +516,7 @@ def test_every_flag_of_the_version_is_refused_unplanned_or_free_but_never_unknow
 ) -> None:
     counts = {"refused": 0, "unplanned": 0, "free": 0}
     for flag in flags(version):
-        value = {"--api-server-count": "1"}.get(flag, "value")
+        value = {"--api-server-count": "1", "--attention-backend": "FLASHINFER"}.get(flag, "value")
         least, most = vllm_values().get(flag, (1, 1))
         words = [flag] if (least, most) == (0, 0) else [flag, value]
         refused, unplanned = screen(*words, version=version)

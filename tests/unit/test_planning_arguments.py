@@ -223,6 +223,53 @@ def test_a_backend_of_latents_needs_the_block_that_it_takes() -> None:
     assert planned(DENSE, "--attention-backend", "FLASHINFER").source is Source.PREDICTED
 
 
+@pytest.mark.parametrize(
+    ("model", "architecture", "without", "since"),
+    [
+        ("Qwen/Qwen3.5-27B", "Qwen3_5ForConditionalGeneration", "0.16.0", "0.17.0"),
+        ("zai-org/GLM-5.1-FP8", "GlmMoeDsaForCausalLM", "0.15.1", "0.16.0"),
+        ("zai-org/GLM-4.7-Flash", "Glm4MoeLiteForCausalLM", "0.14.1", "0.15.0"),
+        ("google/gemma-4-31B-it", "Gemma4ForConditionalGeneration", "0.18.1", "0.19.0"),
+        ("moonshotai/Kimi-K3", "KimiK3ForConditionalGeneration", "0.26.0", "0.27.0"),
+    ],
+)
+def test_a_version_without_the_models_architecture_is_refused_with_those_that_have_it(
+    model: str, architecture: str, without: str, since: str
+) -> None:
+    resolved = planned(model, engine={"version": without}).spec_resolved
+    assert (resolved.status, resolved.reason) == (Status.FALSE, Reason.UNSUPPORTED_BY_ENGINE)
+    assert f"spec.engine.version: vLLM {without} does not have the arch" in resolved.message
+    assert f"{architecture} of {model}" in resolved.message
+    assert f"use vLLM {since} to 0.33.0" in resolved.message
+    known = planned(model, engine={"version": since}).spec_resolved
+    assert "architecture" not in known.message
+    # A build between the two may have it.
+    between = planned(model, engine={"version": f"{since}rc1"}).spec_resolved
+    assert "architecture" not in between.message
+
+
+def test_a_model_that_was_removed_is_refused_with_the_last_version_that_has_it() -> None:
+    removed = planned("Qwen/Qwen-7B-Chat", engine={"version": "0.32.0"}).spec_resolved
+    assert "use vLLM 0.10.2 to 0.23.0" in removed.message
+    last = planned("Qwen/Qwen-7B-Chat", engine={"version": "0.23.0"}).spec_resolved
+    assert "architecture" not in last.message
+
+
+def test_what_another_library_may_run_is_not_refused_for_its_architecture() -> None:
+    old = {"version": "0.16.0"}
+    message = planned(DRAFTING, engine=old).spec_resolved.message
+    assert "does not have the architecture" in message
+    for hatch in (
+        {"args": ["--trust-remote-code"]},
+        {"env": [{"name": "VLLM_PLUGINS", "value": "own"}]},
+    ):
+        resolved = planned(DRAFTING, engine=old | hatch).spec_resolved
+        assert resolved.status is Status.TRUE
+    # In the Transformers library since 4.57, which versions without it fall back to.
+    older = planned("allenai/Olmo-3-7B-Instruct", engine={"version": "0.10.2"}).spec_resolved
+    assert older.status is Status.TRUE
+
+
 def test_an_older_version_may_start_where_no_sequence_can_be_finished() -> None:
     # 32 blocks: the null block is among them, and up to 0.28 the check at start counts it.
     for version in ("0.28.0", "0.32.0"):

@@ -1,17 +1,21 @@
-"""Which flag of vLLM exists in which version."""
+"""Which flag, model architecture and attention backend of vLLM exists in which version."""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Final
 
 from ballonet.catalog.lookup import load
 
+Ranges = dict[str, tuple[tuple[str, str], ...]]
+"""By name, the versions read, first and last, between which it exists."""
+_MODELS: Final = "vllm_models.json"
+
 
 @cache
-def vllm_flag_ranges() -> dict[str, tuple[tuple[str, str], ...]]:
+def vllm_flag_ranges() -> Ranges:
     """Return the sampled versions, first and last, between which each flag exists."""
-    flags: dict[str, list[list[str]]] = load("vllm_flags.json")["flags"]
-    return {flag: tuple((first, last) for first, last in ranges) for flag, ranges in flags.items()}
+    return _ranges(load("vllm_flags.json")["flags"])
 
 
 @cache
@@ -37,3 +41,34 @@ def vllm_values() -> dict[str, tuple[int, int | None]]:
     return dict.fromkeys(data["switches"], (0, 0)) | {
         flag: (least or 0, most) for flag, (least, most) in values.items()
     }
+
+
+@cache
+def vllm_registry_versions() -> tuple[str, ...]:
+    """Return the versions whose models and attention backends were read, oldest first."""
+    return tuple(load(_MODELS)["versions"])
+
+
+@cache
+def vllm_architecture_ranges() -> Ranges:
+    """Return the versions that have each architecture which not all of them have.
+
+    Left out is what a version without it may run all the same, by the Transformers library.
+    """
+    return _ranges(load(_MODELS)["architectures"])
+
+
+@cache
+def vllm_transformers_architectures() -> frozenset[str]:
+    """Return which of these architectures a Transformers library from 5 on may run."""
+    return frozenset(load(_MODELS)["in_transformers_5"])
+
+
+@cache
+def vllm_backend_ranges() -> Ranges:
+    """Return the versions that know the name of each attention backend."""
+    return _ranges(load(_MODELS)["attention_backends"])
+
+
+def _ranges(data: dict[str, list[list[str]]]) -> Ranges:
+    return {name: tuple((first, last) for first, last in ranges) for name, ranges in data.items()}

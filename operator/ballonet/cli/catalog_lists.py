@@ -13,6 +13,7 @@ from ballonet.cli.canvas import Table
 from ballonet.engines import vllm
 from ballonet.engines.vllm_abilities import Ability, abilities
 from ballonet.engines.vllm_defaults import default_memory_percent
+from ballonet.engines.vllm_models import versions_with
 from ballonet.engines.vllm_versions import parse_version
 from ballonet.kv.config import LayoutNotUnderstood
 from ballonet.kv.units import GIB, Interval
@@ -94,7 +95,10 @@ def _device_row(device: Accelerator) -> Row:
 def listed_models(models: Iterable[CatalogModel]) -> Listed:
     """Return models with what a plan needs of them."""
     return Listed(
-        ("name", "family", "weights, GiB", "most tokens", "KV cache", "config from", "also called"),
+        (
+            *("name", "family", "weights, GiB", "most tokens", "KV cache", "in vLLM"),
+            *("config from", "also called"),
+        ),
         frozenset({"weights, GiB", "most tokens"}),
         tuple(_model_row(model) for model in models),
     )
@@ -105,7 +109,7 @@ def _model_row(model: CatalogModel) -> Row:
         geometry = model.geometry
     except LayoutNotUnderstood as error:
         family = str(model.config.get("model_type", ""))
-        cells = (model.name, family, _weights(model, None), "", "not planned for")
+        cells = (model.name, family, _weights(model, None), "", "not planned for", "")
         computed: dict[str, Any] = {"problem": str(error)}
     else:
         longest, declared = geometry.max_position_tokens, geometry.declared_kv_cache
@@ -116,6 +120,7 @@ def _model_row(model: CatalogModel) -> Row:
             _weights(model, stored),
             f"{longest:,}" if longest else "",
             declared or "",
+            versions_with(geometry.architectures),
         )
         computed = {
             "parameters": geometry.parameters,
@@ -123,6 +128,7 @@ def _model_row(model: CatalogModel) -> Row:
             "weightsHighBytes": stored and stored.high,
             "maxPositionTokens": longest,
             "declaredKvCache": declared,
+            "vllmVersions": versions_with(geometry.architectures) or None,
         }
     where = (str(model.sources["config"].confidence), ", ".join(model.aliases))
     return Row((*cells, *where), model.document() | {"computed": computed})

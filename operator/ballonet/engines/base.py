@@ -114,6 +114,7 @@ class PlannedArguments:
         text_only: whether a multimodal model takes text alone.
         skips_encoder_profile: whether the encoder's working memory is left out of the profile.
         blocks: KV blocks that the engine is told to make, whatever memory there is.
+        foreign_code: whether code that is not the engine's own may run the model or its attention.
     """
 
     kv_cache_type: str | None = None
@@ -131,6 +132,7 @@ class PlannedArguments:
     text_only: bool = False
     skips_encoder_profile: bool = False
     blocks: int | None = None
+    foreign_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)

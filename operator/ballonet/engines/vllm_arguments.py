@@ -15,15 +15,23 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+from ballonet.api.quoting import quoted
 from ballonet.catalog.flags import vllm_switches, vllm_values
 from ballonet.catalog.lookup import suggest
 from ballonet.engines import vllm_planned
-from ballonet.engines.base import PORT, UserArguments
-from ballonet.engines.vllm_planned import KV_CACHE_TYPES, PLANNED, Setting
+from ballonet.engines.base import PORT, PlannedArguments, UserArguments
+from ballonet.engines.vllm_models import attention_backends
+from ballonet.engines.vllm_planned import (
+    BACKEND_OPTION,
+    FOREIGN_CODE_OPTION,
+    KV_CACHE_TYPES,
+    PLANNED,
+    Setting,
+)
 from ballonet.engines.vllm_versions import lifetime, parse_version, possible_flags
 
 _LISTEN: Final = f"leave it out: the pod serves plain HTTP on port {PORT}"
@@ -234,6 +242,14 @@ _UNPLANNED_VARIABLES: Final = (
         "device memory beside model and cache",
     ),
 )
+# What may bring in models and attention that the engine's version does not have; arguments beside
+# these are read as FOREIGN_CODE_OPTION.
+_FOREIGN_CODE_FLAGS: Final = frozenset(
+    ("--model-impl", "--hf-overrides", "--hf-config-path", "--model-class-overrides")
+)
+_PLUGINS: Final = "VLLM_PLUGINS"
+# The name that leaves the choice of a backend to the engine, in versions that know it.
+_ANY_BACKEND: Final = "AUTO"
 # The variable behind --attention-backend, read until it was removed (envs.py).
 _BACKEND_VARIABLE: Final = "VLLM_ATTENTION_BACKEND"
 _BACKEND_VARIABLE_GONE: Final = (0, 15)
@@ -271,14 +287,33 @@ def user_arguments(
     verdicts = [outcome for outcome in found if isinstance(outcome, _Verdict)]
     refused = dict.fromkeys(verdict.sentence for verdict in verdicts if verdict.refused)
     unplanned = dict.fromkeys(verdict.sentence for verdict in verdicts if not verdict.refused)
-    planned, not_understood = vllm_planned.read(
-        [outcome for outcome in found if isinstance(outcome, Setting)]
-    )
+    settings = [outcome for outcome in found if isinstance(outcome, Setting)]
+    planned, not_understood = vllm_planned.read(settings)
+    unplanned_flags = frozenset(v.flag for v in verdicts if not v.refused and v.flag)
+    if not unplanned_flags.isdisjoint(_FOREIGN_CODE_FLAGS) or env.get(_PLUGINS, "") != "":
+        planned = replace(planned, foreign_code=True)
+    wrong = _wrong_backend(settings, planned, version)
+    if planned.attention_backend == _ANY_BACKEND:
+        planned = replace(planned, attention_backend=None)
     return UserArguments(
-        refused=tuple(refused),
+        refused=(*refused, *wrong),
         unplanned=(*unplanned, *not_understood),
-        unplanned_flags=frozenset(v.flag for v in verdicts if not v.refused and v.flag),
+        unplanned_flags=unplanned_flags,
         planned=planned,
+    )
+
+
+def _wrong_backend(
+    settings: Sequence[Setting], planned: PlannedArguments, version: str
+) -> tuple[str, ...]:
+    """Return why no attention backend has the name that is asked for, if so."""
+    name, known = planned.attention_backend, attention_backends(version)
+    if name is None or name in known or planned.foreign_code:
+        return ()
+    asked = [setting for setting in settings if setting.option == BACKEND_OPTION][-1]
+    return (
+        f"{asked.shown} {quoted(asked.value)} is no backend of vLLM {version}, so the engine would "
+        f"not start; there are {', '.join(sorted(known))}",
     )
 
 
@@ -293,9 +328,11 @@ def _refuse(sentence: str) -> _Verdict:
     return _Verdict(sentence, refused=True)
 
 
-def _of_variable(name: str, outcome: _Verdict | Setting) -> _Verdict:
+def _of_variable(name: str, outcome: _Verdict | Setting) -> _Verdict | Setting:
     """Return what an argument in a variable comes to: only some images read such variables."""
     if isinstance(outcome, Setting):
+        if outcome.option == FOREIGN_CODE_OPTION:
+            return outcome  # it changes nothing but what surely cannot start
         sentence = f"{outcome.shown} is planned for in spec.engine.args only"
         return _Verdict(f"{name}: {sentence}", refused=False)
     return _Verdict(f"{name}: {outcome.sentence}", refused=outcome.refused)
@@ -306,7 +343,7 @@ def _screen_variable(name: str, value: str | None, version: str) -> Iterator[_Ve
         yield _refuse(f"variable {name} is refused; {OWNED_VARIABLES[name]}")
         return
     if name == _BACKEND_VARIABLE and parse_version(version)[:2] < _BACKEND_VARIABLE_GONE:
-        yield Setting("--attention-backend", (), value or "", name)
+        yield Setting(BACKEND_OPTION, (), value or "", name)
         return
     for pattern, subject in _UNPLANNED_VARIABLES:
         if pattern.fullmatch(name):

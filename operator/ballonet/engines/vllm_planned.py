@@ -247,12 +247,15 @@ def _switch(field: str, option: str, *, on: bool = True) -> _Reader:
     return _Reader(field, (option,), lambda values: values[option] == on)
 
 
+BACKEND_OPTION: Final = "--attention-backend"
 BLOCKS_OPTION: Final = "--num-gpu-blocks-override"
+FOREIGN_CODE_OPTION: Final = "--trust-remote-code"
 _READERS: Final = (
     _Reader("adapters", ("--enable-lora", "--max-loras", "--max-lora-rank"), _adapters),
-    _value("attention_backend", "--attention-backend", _backend),
+    _value("attention_backend", BACKEND_OPTION, _backend),
     _value("blocks", BLOCKS_OPTION, _whole),
     _switch("eager", "--enforce-eager"),
+    _switch("foreign_code", FOREIGN_CODE_OPTION),
     _switch("hybrid_manager", "--disable-hybrid-kv-cache-manager", on=False),
     _value("kv_cache_type", "--kv-cache-dtype", _one_of(*_FURTHER_KV_CACHE_TYPES)),
     _value("offload_bytes", "--cpu-offload-gb", _gibibytes),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
 from ballonet.api.quoting import quoted
-from ballonet.catalog.flags import vllm_flag_ranges, vllm_sampled_versions
+from ballonet.catalog.flags import Ranges, vllm_flag_ranges, vllm_sampled_versions
 
 
 class Version(NamedTuple):
@@ -51,48 +53,74 @@ def is_known(version: str) -> bool:
     return parsed >= OLDEST and parsed[:2] <= NEWEST[:2]
 
 
+@dataclass(frozen=True)
+class Names:
+    """Names that versions of vLLM know, as they were read in some of them.
+
+    A version between two that were read surely knows what both know, and possibly what either
+    knows; a patch after the newest one is taken to be like it.
+
+    Attributes:
+        read: the versions that were read, oldest first.
+        ranges: by name, the first and the last of them that know it, for each stretch.
+    """
+
+    read: tuple[Version, ...]
+    ranges: Mapping[str, tuple[tuple[Version, Version], ...]]
+
+    @classmethod
+    def of(cls, read: Iterable[str], ranges: Ranges) -> Names:
+        """Return the names of a data file of the catalog."""
+        return cls(
+            tuple(parse_version(text) for text in read),
+            {
+                name: tuple((parse_version(first), parse_version(last)) for first, last in spans)
+                for name, spans in ranges.items()
+            },
+        )
+
+    def sure(self, version: str) -> frozenset[str]:
+        """Return what a version surely knows."""
+        return frozenset.intersection(*(self._of(near) for near in self._neighbours(version)))
+
+    def possible(self, version: str) -> frozenset[str]:
+        """Return what a version may know: what either neighbour knows."""
+        return frozenset.union(*(self._of(near) for near in self._neighbours(version)))
+
+    def _neighbours(self, version: str) -> tuple[Version, ...]:
+        parsed = parse_version(version)
+        if parsed in self.read:
+            return (parsed,)
+        below = [read for read in self.read if read < parsed]
+        above = [read for read in self.read if read > parsed]
+        return (*below[-1:], *above[:1])
+
+    def _of(self, version: Version) -> frozenset[str]:
+        return frozenset(
+            name
+            for name, spans in self.ranges.items()
+            if any(first <= version <= last for first, last in spans)
+        )
+
+
+@cache
+def _flags() -> Names:
+    return Names.of(vllm_sampled_versions(), vllm_flag_ranges())
+
+
 @lru_cache(maxsize=64)
 def flags(version: str) -> frozenset[str]:
-    """Return the flags that this version surely takes.
-
-    A version between two whose flags were read takes a flag only if both have it; a patch after
-    the newest one is taken to be like it.
-    """
-    return frozenset.intersection(*(_sampled_flags(near) for near in _neighbours(version)))
+    """Return the flags that this version surely takes."""
+    return _flags().sure(version)
 
 
 @lru_cache(maxsize=64)
 def possible_flags(version: str) -> frozenset[str]:
     """Return the flags that this version may take: those of either neighbour."""
-    return frozenset.union(*(_sampled_flags(near) for near in _neighbours(version)))
+    return _flags().possible(version)
 
 
 def lifetime(flag: str) -> tuple[Version, Version] | None:
     """Return the first and the last version that were seen to take a flag."""
-    ranges = vllm_flag_ranges().get(flag)
-    if ranges is None:
-        return None
-    return parse_version(ranges[0][0]), parse_version(ranges[-1][1])
-
-
-@cache
-def _sampled() -> tuple[Version, ...]:
-    return tuple(parse_version(text) for text in vllm_sampled_versions())
-
-
-def _neighbours(version: str) -> tuple[Version, ...]:
-    parsed = parse_version(version)
-    if parsed in _sampled():
-        return (parsed,)
-    below = [sampled for sampled in _sampled() if sampled < parsed]
-    above = [sampled for sampled in _sampled() if sampled > parsed]
-    return (*below[-1:], *above[:1])
-
-
-@cache
-def _sampled_flags(version: Version) -> frozenset[str]:
-    return frozenset(
-        flag
-        for flag, ranges in vllm_flag_ranges().items()
-        if any(parse_version(first) <= version <= parse_version(last) for first, last in ranges)
-    )
+    spans = _flags().ranges.get(flag)
+    return None if spans is None else (spans[0][0], spans[-1][1])

@@ -65,6 +65,7 @@ class ModelGeometry:
     """The figures of a model that decide the size of its KV cache and of its working memory.
 
     Attributes:
+        architectures: classes that can run the model, as its config names them.
         caches: what each decoder layer keeps, in order.
         attention_heads: query heads of a layer, over all ranks; 0 for models without attention.
         kv_heads: key/value heads of a layer, over all ranks; where layers differ, what the config
@@ -111,6 +112,7 @@ class ModelGeometry:
     encoder_tokens: int | None = None
     experts_per_token: int = 0
     mixture: bool = True
+    architectures: tuple[str, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -180,7 +182,14 @@ def parse_config(text: str) -> ModelGeometry:
         encoder_tokens=config.optional("max_source_positions", most=MAX_TOKENS),
         experts_per_token=experts,
         mixture=experts > 0 or model_type not in _NEVER_A_MIXTURE,
+        architectures=_architectures(outer),
     )
+
+
+def _architectures(outer: Config) -> tuple[str, ...]:
+    """Return the classes that a config names; none where it does not say them as a list."""
+    named = outer.fields.get("architectures")
+    return tuple(one for one in named if isinstance(one, str)) if isinstance(named, list) else ()
 
 
 def _text_and_encoder(outer: Config) -> tuple[Config, str | None]:

@@ -24,6 +24,7 @@ from ballonet.engines.vllm_abilities import (
     takes_bf16_cache,
 )
 from ballonet.engines.vllm_kernels import LayerKind, layer_without_kernel
+from ballonet.engines.vllm_models import lacks, versions_with
 from ballonet.kv.cache_types import AUTO, CACHE_TYPES, PLAIN_FP8, told_type
 from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry, parse_config
@@ -128,6 +129,7 @@ def resolve(
     settings = _settings(spec, device, geometry, arguments)
     layout = speculation = None
     if geometry is not None:
+        _check_engine_knows(spec, geometry, arguments)
         check_model_can(spec, _longest(geometry, version))
         _check_device_can(spec, device, arguments.quantization or geometry.quantization)
         _check_kernels(spec, device, geometry, arguments, settings)
@@ -218,6 +220,24 @@ def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
         )
     if problems:
         raise Unresolved(Reason.UNSUPPORTED_BY_ENGINE, "; ".join(problems))
+
+
+def _check_engine_knows(
+    spec: InferencePoolSpec, geometry: ModelGeometry, arguments: PlannedArguments
+) -> None:
+    """Check that the engine's version can run the model's architecture.
+
+    Raises:
+        Unresolved: it surely cannot, and nothing else is asked to.
+    """
+    version, named = spec.engine.version, geometry.architectures
+    if arguments.foreign_code or not lacks(named, version):
+        return
+    raise Unresolved(
+        Reason.UNSUPPORTED_BY_ENGINE,
+        f"spec.engine.version: vLLM {version} does not have the architecture {' or '.join(named)} "
+        f"of {spec.model.name}, and the engine would not start: use vLLM {versions_with(named)}",
+    )
 
 
 def _check_device_can(
