@@ -435,6 +435,18 @@ def test_what_brings_in_code_that_is_not_the_engines_is_seen(
 
 
 @pytest.mark.parametrize(
+    ("args", "shown"),
+    [
+        (["--kv-cache-dtype", "fp4"], "--kv-cache-dtype is planned for only with one of float16, "),
+        (["--max-loras", "few", "--enable-lora"], "--max-loras is planned for only with a number"),
+    ],
+)
+def test_a_value_that_is_not_planned_for_is_named(args: Sequence[str], shown: str) -> None:
+    ((sentence),) = user_arguments(args, {}, "0.32.0").unplanned
+    assert shown in sentence and sentence.endswith(f"not with {args[1]!r}.")
+
+
+@pytest.mark.parametrize(
     "args",
     [
         [],

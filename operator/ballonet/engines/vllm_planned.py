@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
+from ballonet.api.quoting import quoted
 from ballonet.api.v1alpha1 import KvCacheType
 from ballonet.engines.base import Adapters, PlannedArguments, SpeculationArguments
 from ballonet.engines.vllm_versions import NEWEST, Version
@@ -43,12 +44,17 @@ class NotPlanned(ValueError):  # noqa: N818 - an outcome, not a fault
     """A value is not understood; says what is."""
 
 
+def _only_with(what: str, value: Any) -> NotPlanned:
+    """Return that a value, which is no secret, is none of those that are planned for."""
+    return NotPlanned(f"is planned for only with {what}, not with {quoted(value)}")
+
+
 def _whole(value: Any, most: int | None = None) -> int:
     number = _decimal(value)
     digits = not isinstance(value, str) or value.strip().isdecimal()  # "1e3" is none for argparse
     if not digits or number != int(number) or number < 1 or (most is not None and number > most):
         to = "" if most is None else f" to {most:,}"
-        raise NotPlanned(f"is planned for only with a whole number from 1{to}")
+        raise _only_with(f"a whole number from 1{to}", value)
     return int(number)
 
 
@@ -56,9 +62,9 @@ def _decimal(value: Any) -> Decimal:
     try:
         number = Decimal(str(value))
     except InvalidOperation:
-        raise NotPlanned("is planned for only with a number") from None
+        raise _only_with("a number", value) from None
     if not (number.is_finite() and 0 <= number < 10**15):
-        raise NotPlanned("is planned for only with a number from 0")
+        raise _only_with("a number from 0", value)
     return number
 
 
@@ -66,7 +72,7 @@ def _one_of(*words: str) -> Callable[[Any], str]:
     def read(value: Any) -> str:
         word = str(value).lower()
         if word not in words:
-            raise NotPlanned(f"is planned for only with one of {', '.join(words)}")
+            raise _only_with(f"one of {', '.join(words)}", value)
         return word
 
     return read
@@ -80,7 +86,7 @@ def _backend(value: Any) -> str:
     """Return a backend's name; the version knows which there are."""
     name = str(value).upper()
     if not name.isidentifier():
-        raise NotPlanned("is planned for only with the name of a backend")
+        raise _only_with("the name of a backend", value)
     return name
 
 
@@ -176,7 +182,7 @@ def _adapters(values: Mapping[str, Any]) -> Adapters | None:
     rank = _whole(values.get("--max-lora-rank", 16))
     if rank not in _ADAPTER_RANKS:
         known = ", ".join(map(str, _ADAPTER_RANKS))
-        raise NotPlanned(f"is planned for only with a rank of {known}")
+        raise _only_with(f"a rank of {known}", rank)
     return Adapters(count=_whole(values.get("--max-loras", 1)), rank=rank)
 
 
@@ -200,7 +206,7 @@ def _speculation(values: Mapping[str, Any]) -> SpeculationArguments:
     if isinstance(method, str) and method.endswith("_mtp"):
         method = "mtp"  # deprecated names of one method (config/speculative.py)
     if method not in _METHODS:
-        raise NotPlanned(f"is planned for only with a method of {', '.join(sorted(_METHODS))}")
+        raise _only_with(f"a method of {', '.join(sorted(_METHODS))}", method)
     known = {"method", "model", "num_speculative_tokens", "draft_tensor_parallel_size"}
     other = sorted(config.keys() - known - _FREE_SPECULATION_KEYS)
     if other:
