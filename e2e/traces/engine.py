@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -19,21 +18,30 @@ from e2e import vllm
 from e2e.cache import cache_root
 from e2e.harness.real_engine import ARGS
 from e2e.model import make_model
+from e2e.ports import free_port
 
 START_SECONDS: Final = 240
 STOP_SECONDS: Final = 30
 
 
 class Engine:
-    """`vllm serve` on a free port of loopback, for the length of a `with` block."""
+    """`vllm serve` on a free port of loopback, for the length of a `with` block.
 
-    def __init__(self, args: Sequence[str], log: Path, version: str = vllm.DEFAULT_VERSION) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+    `variables` are set in its environment beside those that it needs, or instead of them.
+    """
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        log: Path,
+        version: str = vllm.DEFAULT_VERSION,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.port = free_port()
         self.version = version
         self._args = args
         self._log = log
+        self._variables = dict(variables or {})
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -53,6 +61,7 @@ class Engine:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            **self._variables,
         }
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
