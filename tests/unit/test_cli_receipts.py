@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from ballonet.cli.main import app
 from ballonet.cluster import client
 from ballonet.cluster.port import Kind
-from ballonet.planning.receipts import Receipts, receipts_in
+from ballonet.planning.receipts import KEY, MAX_LINES, Receipts, left_out_of, receipts_in
 from ballonet.reconcile.receipts import NAME, config_map
 from tests.boots import LLAMA, boot, kept, usual_bytes
 from tests.fakes.cluster import FakeCluster
@@ -77,6 +77,46 @@ def test_a_file_without_receipts_is_bad_input(tmp_path: Path) -> None:
     pool = written(tmp_path, "pool.yaml", POOL)
     assert "no ConfigMap in it has receipts" in run("plan", pool, "--receipts", pool, code=2)
     assert "no ConfigMap in it has receipts" in run("receipts", "list", "-f", pool, code=2)
+
+
+def damaged(receipts: Receipts, *lines: str) -> dict[str, Any]:
+    found = config_map("agents", receipts)
+    found["data"][KEY] = "\n".join((*lines, found["data"][KEY]))
+    return found
+
+
+def test_damaged_lines_are_left_out_and_counted_beside_good_ones(tmp_path: Path) -> None:
+    good = kept(boot())
+    without_boots = good.text().replace('"boots":1', '"boots":0').strip()
+    file = written(tmp_path, "receipts.yaml", damaged(good, "nonsense", without_boots, ""))
+    result = CliRunner().invoke(app, ["receipts", "list", "-f", file, "-o", "json"])
+    assert result.exit_code == 0
+    assert len(json.loads(result.stdout)) == 1
+    assert f"ballonet: {file}: 2 lines of receipts.jsonl left out: line 1: " in result.stderr
+    assert "line 2: boots: 0: " in result.stderr
+    pool = written(tmp_path, "pool.yaml", POOL)
+    planned = CliRunner().invoke(app, ["plan", pool, "--receipts", file, "-o", "json"])
+    assert json.loads(planned.stdout)["source"] == "Receipt"
+    assert planned.stderr == result.stderr
+
+
+def test_damaged_lines_of_a_namespace_are_counted_too(cluster: Cluster) -> None:
+    cluster.put(damaged(kept(boot()), *("nonsense",) * 5))
+    result = CliRunner().invoke(app, ["receipts", "export", "-n", "agents"])
+    assert result.exit_code == 0 and receipts_in(yaml.safe_load(result.stdout)) == kept(boot())
+    assert "ConfigMap ballonet-receipts of namespace agents: 5 lines of rec" in result.stderr
+    assert result.stderr.endswith("; and 2 more\n")
+
+
+def test_receipts_without_damage_are_read_in_silence(tmp_path: Path) -> None:
+    file = written(tmp_path, "receipts.yaml", config_map("agents", kept(boot(), boot(1))))
+    assert CliRunner().invoke(app, ["receipts", "list", "-f", file]).stderr == ""
+
+
+def test_lines_beyond_the_bounds_are_left_out_by_number() -> None:
+    found = damaged(kept(boot()), *("",) * MAX_LINES)
+    assert receipts_in(found) == Receipts()
+    assert left_out_of(found) == ("line 1025: is beyond 1,024 lines or 256 KiB",)
 
 
 def test_a_list_says_what_was_measured(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -11,7 +11,7 @@ from ballonet.cli import options
 from ballonet.cli.canvas import Table
 from ballonet.cli.cluster import asked, namespace_of
 from ballonet.cli.formats import OutputFormat, as_yaml, listing
-from ballonet.cli.streams import bad_input, canvas, read_text, write
+from ballonet.cli.streams import bad_input, canvas, note, read_text, write
 
 if TYPE_CHECKING:
     from ballonet.cluster.port import Cluster, Json
@@ -22,6 +22,8 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+# Lines that cannot be read, as far as they are shown.
+_MOST_SHOWN: Final = 3
 _ONLY_RECEIPTS: Final = "give only what ballonet receipts export prints"
 _HEADINGS: Final = (
     *("MODEL", "ENGINE", "DEVICE", "CEILING", "SEQUENCES", "STEP TOKENS", "BOOTS"),
@@ -104,6 +106,8 @@ def receipts_of(files: Iterable[str]) -> Receipts:
         except InvalidInput as error:
             bad_input(f"{name}: {error}")
         own = [receipts_in(body) for body in chosen.config_maps]
+        for body in chosen.config_maps:
+            _say_left_out(name, body)
         if not any(one.all for one in own):
             bad_input(f"{name}: no ConfigMap in it has receipts in {KEY}: {_ONLY_RECEIPTS}")
         for one in own:
@@ -120,7 +124,26 @@ def _receipts(namespace: str, context: str | None) -> Receipts:
         return await cluster.get(Kind.CONFIG_MAP, namespace, NAME)
 
     live: dict[str, Any] | None = asked(context, read)
-    return NO_RECEIPTS if live is None else receipts_in(live)
+    if live is None:
+        return NO_RECEIPTS
+    _say_left_out(f"ConfigMap {NAME} of namespace {namespace}", live)
+    return receipts_in(live)
+
+
+def _say_left_out(where: str, config_map: Mapping[str, Any]) -> None:
+    """Say on standard error what cannot be read among receipts, and why."""
+    from ballonet.kv.units import counted  # noqa: PLC0415
+    from ballonet.planning.receipts import KEY, left_out_of  # noqa: PLC0415
+
+    left_out = left_out_of(config_map)
+    if not left_out:
+        return
+    shown = "; ".join(left_out[:_MOST_SHOWN])
+    more = len(left_out) - _MOST_SHOWN
+    note(
+        f"{where}: {counted(len(left_out), 'line')} of {KEY} left out: {shown}"
+        + (f"; and {more:,} more" if more > 0 else "")
+    )
 
 
 def _row(receipt: Receipt) -> tuple[str, ...]:

@@ -21,10 +21,15 @@ _NARROW_COLUMNS: Final = 60
 
 def bad_input(*messages: str) -> NoReturn:
     """Say on standard error what is wrong with the input, a line each, and end with exit code 2."""
+    note(*messages)
+    raise typer.Exit(2)
+
+
+def note(*messages: str) -> None:
+    """Say something on standard error, a line each."""
     if sys.stderr is not None:
         for message in messages:
             print(f"ballonet: {printable(message)}", file=sys.stderr)
-    raise typer.Exit(2)
 
 
 def files_of(name: str) -> list[str]:

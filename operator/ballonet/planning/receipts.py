@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from ballonet.api.status import Int32
 from ballonet.api.v1alpha1 import Model, integer, text
+from ballonet.catalog.entries import problems_of
 from ballonet.engines.vllm_written import Limits
 from ballonet.kv.memory import MemoryPart, MemoryPlan
 from ballonet.kv.units import GIB, Interval, ceil_div, counted, format_bytes
@@ -225,7 +226,8 @@ class Receipts:
     @classmethod
     def read(cls, lines: str) -> Receipts:
         """Return the receipts in a text; lines that are none are left out."""
-        return NO_RECEIPTS.with_receipts(cls(tuple(_read(lines))))
+        found = tuple(line for line in _lines(lines) if isinstance(line, Receipt))
+        return NO_RECEIPTS.with_receipts(cls(found))
 
     @classmethod
     def joined(
@@ -285,9 +287,7 @@ NO_RECEIPTS: Final = Receipts()
 
 def receipts_in(config_map: Mapping[str, Any]) -> Receipts:
     """Return the receipts in a ConfigMap; none where it holds none."""
-    data = config_map.get("data")
-    lines = data.get(KEY) if isinstance(data, Mapping) else None
-    return Receipts.read(lines) if isinstance(lines, str) else NO_RECEIPTS
+    return Receipts.read(_text_of(config_map))
 
 
 def basis(receipts: Iterable[Receipt]) -> Receipts:
@@ -295,12 +295,31 @@ def basis(receipts: Iterable[Receipt]) -> Receipts:
     return Receipts(tuple(one.model_copy(update={"starts": [], "marks": []}) for one in receipts))
 
 
-def _read(lines: str) -> Iterator[Receipt]:
-    for line in lines[:MAX_BYTES].split("\n", MAX_LINES)[:MAX_LINES]:
+def left_out_of(config_map: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return which lines among the receipts of a ConfigMap are left out, and why."""
+    return tuple(line for line in _lines(_text_of(config_map)) if isinstance(line, str))
+
+
+def _text_of(config_map: Mapping[str, Any]) -> str:
+    data = config_map.get("data")
+    lines = data.get(KEY) if isinstance(data, Mapping) else None
+    return lines if isinstance(lines, str) else ""
+
+
+def _lines(text: str) -> Iterator[Receipt | str]:
+    """Yield each receipt of a text, and of each line that is left out why."""
+    lines = text[:MAX_BYTES].split("\n", MAX_LINES)
+    for number, line in enumerate(lines[:MAX_LINES], 1):
         try:
-            yield Receipt.model_validate_json(line)
-        except ValidationError:
-            continue
+            if line.strip():
+                yield Receipt.model_validate_json(line)
+        except ValidationError as error:
+            problems = problems_of(error.errors(include_url=False), Receipt.model_fields)
+            yield f"line {number}: {next(problems)}"
+    beyond = text[sum(len(line) + 1 for line in lines[:MAX_LINES]) :].split("\n")
+    for number, line in enumerate(beyond, min(len(lines), MAX_LINES) + 1):
+        if line.strip():
+            yield f"line {number}: is beyond {MAX_LINES:,} lines or {MAX_BYTES // 1024} KiB"
 
 
 def _within_bounds(by_key: dict[tuple[Any, ...], Receipt]) -> dict[tuple[Any, ...], Receipt]:
