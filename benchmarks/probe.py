@@ -1,10 +1,10 @@
 """What the probe costs a real vLLM: one load in turn on an engine without it and on one with it.
 
-`python -m benchmarks.probe`, about eight minutes. Two engines stay up side by side, and one of them at
-a time has work. A round is the same load four times: without the probe, once more without it, and
-with the probe's page read every 15 s and every second. Rounds take turns in who begins, and engines
-are started anew in between. What the two runs without the probe differ by is noise, and no cost
-below that can be seen.
+`python -m benchmarks.probe`, about eight minutes. Two engines stay up side by side, and one of them
+at a time has work. A round is the same load four times: without the probe, once more without it,
+and with the probe's page read every 15 s and every second. Rounds take turns in who begins, and
+engines are started anew in between. What the two runs without the probe differ by is noise, and no
+cost below that can be seen.
 """
 
 from __future__ import annotations
