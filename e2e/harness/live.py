@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,8 @@ THRESHOLDS: Final = {
     "stuckSeconds": 10,
 }
 VERDICT_SECONDS: Final = 120
+PODS: Final[Json] = {"source": "Pods", "prometheus": None}
+PROMETHEUS: Final[Json] = {"source": "Prometheus", "prometheus": {"connection": "main"}}
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,27 @@ def wait_verdict(
     )
     print(f"{pools.namespace}/{name}: {verdict}")
     return verdict
+
+
+def wait_calm(pools: PoolClient) -> None:
+    """Wait until nothing of an earlier load is a finding any more."""
+    pools.wait_for("MetricsAvailable", "True", timeout_seconds=60)
+    pools.wait(lambda pool: verdict_of(pool) == "Healthy", "calm", timeout_seconds=120)
+
+
+def of_both_sources(
+    pools: PoolClient, load: Callable[[], AbstractContextManager[object]], word: str
+) -> list[Verdict]:
+    """Return the verdict on one load as read from the pods' own pages, then from Prometheus."""
+    taken = []
+    for source in (PODS, PROMETHEUS):
+        pools.patch({"metrics": source})
+        wait_calm(pools)
+        begun = time.monotonic()
+        with load():
+            taken.append(wait_verdict(pools, word, begun=begun))
+            assert reason(pools.get(), "KVPressure")[1] == word
+    return taken
 
 
 def never_verdict(
