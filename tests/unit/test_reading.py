@@ -303,6 +303,4 @@ def test_the_same_lie_is_told_in_the_same_words(once: str, again: str) -> None:
 def test_a_name_that_only_begins_alike_is_another_series() -> None:
     page = RUNNING + 'vllm:num_requests_waiting_by_reason{reason="capacity"} 7\n'
     seen = read(page).observation
-    assert replace(seen, waiting_capacity=None) == Observation(
-        at=NOW, engines=1, running=1
-    )
+    assert replace(seen, waiting_capacity=None) == Observation(at=NOW, engines=1, running=1)
