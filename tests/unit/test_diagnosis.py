@@ -315,6 +315,25 @@ def test_each_finding_is_found(case: str) -> None:
     assert words in found.last.evidence[0].text
 
 
+@pytest.mark.parametrize("case", FOUND)
+def test_no_finding_outlives_the_load(case: str) -> None:
+    _, changes, facts, _ = FOUND[case]
+    loaded = series(25, **changes)
+    last = loaded[-1]
+    quiet = replace(
+        last,
+        running=0,
+        waiting=0,
+        waiting_capacity=0,
+        used_blocks=0,
+        usage_per_mille=0,
+        by_engine={},
+        sequences=last.sequences and replace(last.sequences, count=0, past_ceiling={}),
+    )
+    after = [replace(quiet, at=last.at + timedelta(seconds=15 * i)) for i in range(1, 60)]
+    assert verdict([*loaded, *after], replace(FACTS, **facts)) in ("Healthy", "Idle")
+
+
 def test_every_finding_of_the_chain_has_a_case() -> None:
     quiet = {Reason.OVERPROVISIONED, Reason.IDLE}
     assert {expected for expected, *_ in FOUND.values()} == {r.name for r in CHAIN} - quiet

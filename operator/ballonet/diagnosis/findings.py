@@ -359,14 +359,16 @@ def cache_churn(history: History, facts: Facts, _found: bool) -> str | None:
     cache fell by half, and a request computes growthPercent more of them.
     """
     earlier, later = history.over(facts.thresholds.trend_seconds).halves()
-    shares = _hit_share(earlier), _hit_share(later)
-    computed = _computed_tokens(earlier), _computed_tokens(later)
-    if shares[0] < WARM or 2 * shares[1] > shares[0] or not _rises(computed, facts):
+    warm, cold = _hit_share(earlier), _hit_share(later)
+    few, many = _computed_tokens(earlier), _computed_tokens(later)
+    # Where hardly anything is asked, the cache loses nothing that anybody misses.
+    if warm is None or cold is None or few is None or many is None:
+        return None
+    if warm < WARM or 2 * cold > warm or not _rises((few, many), facts):
         return None
     return (
-        f"the cache found {_percent(shares[0])} % of prompt tokens and then {_percent(shares[1])} "
-        f"%, so that a request computes {int(computed[1]):,} of them instead of "
-        f"{int(computed[0]):,}{_usage_text(later)}"
+        f"the cache found {_percent(warm)} % of prompt tokens and then {_percent(cold)} %, so that "
+        f"a request computes {int(many):,} of them instead of {int(few):,}{_usage_text(later)}"
     )
 
 
@@ -468,18 +470,18 @@ def _ended_tokens(window: Window) -> tuple[int, int]:
     return ended, (prompt + made) // ended if ended else 0
 
 
-def _hit_share(window: Window) -> Fraction:
+def _hit_share(window: Window) -> Fraction | None:
+    """Return the share of prompt tokens found in the cache; None where no prompt was looked up."""
     queried = window.increase(lambda o: o.prefix_queried_tokens)
-    if not queried:
-        raise CannotSay
-    return Fraction(window.increase(lambda o: o.prefix_hit_tokens), queried)
+    hit = window.increase(lambda o: o.prefix_hit_tokens)
+    return Fraction(hit, queried) if queried else None
 
 
-def _computed_tokens(window: Window) -> Fraction:
+def _computed_tokens(window: Window) -> Fraction | None:
+    """Return the prompt tokens that a request computes; None where too few requests ended."""
     ended = window.increase(lambda o: o.finished_requests)
-    if ended < ENOUGH_REQUESTS:
-        raise CannotSay
-    return Fraction(window.increase(lambda o: o.computed_prompt_tokens), ended)
+    computed = window.increase(lambda o: o.computed_prompt_tokens)
+    return Fraction(computed, ended) if ended >= ENOUGH_REQUESTS else None
 
 
 # --- words ----------------------------------------------------------------------------------------
