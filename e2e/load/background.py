@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from types import TracebackType
 from typing import Self
@@ -13,6 +14,8 @@ from e2e.load.steady import steady_load
 
 # Longer than any test: the block's end is what ends it.
 LONGEST_SECONDS = 3600.0
+# Prompts of an earlier load would be known to the prefix cache.
+_numbers = itertools.count(1)
 
 
 class Background:
@@ -36,6 +39,7 @@ class Background:
             prompt=prompt,
             output_tokens=output_tokens,
             pause_seconds=pause_seconds,
+            seed=f"background-{next(_numbers)}",
         )
         self._loop = asyncio.new_event_loop()
         self._task = self._loop.create_task(self._load)
