@@ -17,6 +17,7 @@ from ballonet.diagnosis.observation import Sequences
 from ballonet.planning.remedies import Remedy
 from ballonet.reconcile.decide import Decision
 from ballonet.reconcile.live import Said
+from ballonet.reconcile.running import Running
 from ballonet.reconcile.status import build
 from e2e.harness.pools import a_pool
 from tests.controller.world import INSTALLATION, NAMESPACE, World
@@ -27,7 +28,7 @@ LONG = "…" * 2000
 
 def built(world: World, messages: str, **parts: Any) -> Json:
     findings = dict.fromkeys(FINDING_TYPES, Finding(Status.FALSE, Reason.INTERNAL_ERROR, messages))
-    decision = Decision(findings, **parts)
+    decision = Decision(findings, Running(findings, **parts))
     return build(world.pool(), decision, None, INSTALLATION, world.engines.now)
 
 

@@ -54,6 +54,11 @@ class Observed:
     receipts: Receipts = NO_RECEIPTS
 
     @property
+    def samples(self) -> tuple[EngineSample, ...]:
+        """The readings that say something."""
+        return tuple(r for r in self.readings if isinstance(r, EngineSample))
+
+    @property
     def children(self) -> tuple[Child, ...]:
         """The objects of the pool that were looked at."""
         always = (self.deployment, self.service, self.budget)

@@ -218,7 +218,7 @@ class Reconciler:
         elif decision.replaces_pods:
             # What is edited from now on is for the next roll-out.
             memory.burst_began_at = self._monotonic()
-        memory.courses = decision.courses
+        memory.courses = decision.running.courses
         decision = await self._with_receipt(observed, decision)
         written = await self._write_status(pool, decision, own)
         if error is not None:
@@ -226,7 +226,7 @@ class Reconciler:
         return Outcome(
             _requeue_after(observed, decision, len(self._memory)),
             written,
-            tuple(r for r in observed.readings if isinstance(r, EngineSample)),
+            observed.samples,
         )
 
     def due_looks(self) -> list[PoolKey]:
@@ -419,9 +419,9 @@ class Reconciler:
         self,
         spec: Json,
         config_text: str | None,
-        remedies: bool,
         receipts: Receipts,
         *,
+        with_remedies: bool = False,
         name: str,
         memory: _Memory,
     ) -> Plan | None:
@@ -429,7 +429,7 @@ class Reconciler:
 
         Only those that the last pass needed are kept: a ConfigMap may change for ever.
         """
-        key = fingerprint([spec, config_text, remedies, receipts.text()])
+        key = fingerprint([spec, config_text, with_remedies, receipts.text()])
         if key in memory.earlier_plans:
             memory.plans[key] = memory.earlier_plans[key]
         elif key not in memory.plans:
@@ -440,7 +440,7 @@ class Reconciler:
                     parsed.model_copy(update={"replicas": spec.get("replicas", 1)}),
                     config_text,
                     catalog=self._catalog,
-                    with_remedies=remedies,
+                    with_remedies=with_remedies,
                     receipts=receipts,
                 )
                 if isinstance(parsed, InferencePoolSpec)
@@ -527,11 +527,10 @@ class Reconciler:
 
     async def _with_receipt(self, observed: Observed, decision: Decision) -> Decision:
         """Count the starts that are new, and return the decision with what all of them measured."""
-        record, serving = decision.record, decision.serving
+        record, serving = decision.record, decision.running.serving
         if record is None or serving is None:
             return decision
-        samples = [r for r in observed.readings if isinstance(r, EngineSample)]
-        new = list(starts(record, serving, observed.pods, samples, observed.receipts))
+        new = list(starts(record, serving, observed.pods, observed.samples, observed.receipts))
         namespace = observed.pool["metadata"]["namespace"]
         receipts = await self._receipts.count(namespace, new) if new else observed.receipts
         return replace(decision, receipt=receipt_status(receipts, record, serving))

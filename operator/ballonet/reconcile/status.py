@@ -64,8 +64,8 @@ def build(
         topology=_topology(decision),
         remedies=_remedies(decision, generation),
         engine=_engine(record),
-        offload=offload_status(decision.cache_use),
-        diagnosis=_diagnosis(decision.said, generation, now),
+        offload=offload_status(decision.running.cache_use),
+        diagnosis=_diagnosis(decision.running.said, generation, now),
     )
     return _within_bounds(status.model_dump(mode="json", by_alias=True, exclude_none=True))
 
@@ -165,7 +165,7 @@ def _conditions(
 
 
 def _budget(decision: Decision) -> BudgetStatus | None:
-    plan, verification = decision.plan, decision.verification
+    plan, verification = decision.plan, decision.running.verification
     measured = verification.budget if verification is not None else None
     predicted = plan.predicted if plan is not None else None
     if predicted is None and measured is None and decision.receipt is None:
@@ -210,7 +210,7 @@ def offload_status(use: CacheUse | None) -> OffloadStatus | None:
 
 
 def _topology(decision: Decision) -> TopologyStatus | None:
-    verification = decision.verification
+    verification = decision.running.verification
     if verification is not None and verification.budget is not None:
         fits = decision.findings[ConditionType.TOPOLOGY_FITS]
         if fits == verification.topology_fits:
@@ -222,7 +222,7 @@ def _remedies(decision: Decision, generation: int) -> list[RemedyStatus]:
     if decision.findings[ConditionType.TOPOLOGY_FITS].status is Status.TRUE:
         return []
     remedies = []
-    for remedy in decision.remedies:
+    for remedy in decision.running.remedies:
         patch = _patch(remedy.patch)
         # A patch that is cut short would be worse than none.
         if len(patch) <= MAX_PATCH_CHARACTERS:
