@@ -19,7 +19,7 @@ from ballonet.planning.receipts import (
     Receipts,
     basis,
 )
-from ballonet.reconcile.receipts import device_of
+from ballonet.reconcile.starts import device_of
 from tests.boots import LLAMA, PREDICTED, boot, kept, limits_of, usual_bytes
 from tests.pools import spec
 

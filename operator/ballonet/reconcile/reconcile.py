@@ -35,8 +35,9 @@ from ballonet.reconcile.gather import (
 from ballonet.reconcile.merge import fingerprint
 from ballonet.reconcile.ownership import INSTALLATION_ANNOTATION, Child
 from ballonet.reconcile.pods import EndedRun, rolling_out, targets
-from ballonet.reconcile.receipts import ReceiptBook, receipt_status, starts
+from ballonet.reconcile.receipts import ReceiptBook
 from ballonet.reconcile.record import ANNOTATION, normal_form
+from ballonet.reconcile.starts import receipt_status, starts
 from ballonet.telemetry.port import (
     FRESH_SECONDS,
     EngineSample,
