@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ballonet.api import crdgen
 from ballonet.api.conditions import ConditionType
-from ballonet.api.v1alpha1 import Model, integer, text
+from ballonet.api.model import Model, integer, text
 from hack import generate
 from tests.unit import schema_check
 

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ballonet.api.crdgen import Schema, pool_schema
+from ballonet.api.model import BrokenRules
 from ballonet.api.quoting import quoted
-from ballonet.api.v1alpha1 import FORMS, NAME_RULE, BrokenRules, InferencePoolSpec
+from ballonet.api.v1alpha1 import FORMS, NAME_RULE, InferencePoolSpec
 
 MAX_PROBLEMS: Final = 8
 

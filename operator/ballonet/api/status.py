@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from ballonet.api.conditions import Status
-from ballonet.api.v1alpha1 import ATOMIC, Model, integer, list_map, text
+from ballonet.api.model import ATOMIC, Model, integer, list_map, text
 
 # Bounds that whoever fills the status keeps. Each pass reads it, and each change is sent to all who
 # watch: as a whole it stays smaller than its parts could add up to.

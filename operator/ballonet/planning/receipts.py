@@ -16,8 +16,8 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from ballonet.api.model import Model, integer, text
 from ballonet.api.status import Int32
-from ballonet.api.v1alpha1 import Model, integer, text
 from ballonet.catalog.entries import problems_of
 from ballonet.engines.vllm_written import Limits
 from ballonet.kv.memory import MemoryPart, MemoryPlan
