@@ -16,7 +16,8 @@ from typing import IO
 
 import pytest
 
-from probe.tests.engine.fixtures import Engine, free_port
+from e2e.ports import free_port
+from probe.tests.engine.fixtures import Engine
 
 pytestmark = pytest.mark.timeout(280)
 ROLES = json.dumps({"worker": {"ceilingTokens": 400, "compactAtTokens": 300}})

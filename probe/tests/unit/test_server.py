@@ -14,14 +14,9 @@ import pytest
 
 from ballonet_probe.server import serve
 from ballonet_probe.settings import Settings
+from e2e.ports import free_port
 
 PROBE: Any = SimpleNamespace(local_rank=0, page=lambda: "ballonet_probe_up 1\n")
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @pytest.fixture
