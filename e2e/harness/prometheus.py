@@ -6,7 +6,6 @@ import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import yaml
@@ -63,12 +62,7 @@ class Prometheus:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from types import TracebackType
 from typing import Self
 
 from e2e.load.fanout import served_first
@@ -49,12 +48,7 @@ class Background:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
         self._loop.close()
