@@ -18,7 +18,6 @@ from ballonet.api.conditions import Reason
 from ballonet.cluster.port import Json, Kind
 from ballonet.planning.measured import EngineReport
 from ballonet.planning.plan import Plan
-from ballonet.reconcile import decide as decide_module
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.record import ANNOTATION, decode
 from ballonet.telemetry.pages import MAX_LINES
@@ -324,22 +323,6 @@ async def test_of_two_installations_that_began_together_one_goes_on(world: World
 
 
 # --- faults of ours, and of what is read ----------------------------------------------------------
-
-
-async def test_a_fault_of_the_operator_does_not_say_that_no_pods_run(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await serving(world)
-
-    def fault(*_: Any) -> Json:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(decide_module.children, "render_template", fault)
-    world.restart_operator()
-    with pytest.raises(ZeroDivisionError):
-        await world.reconcile()
-    assert world.pool()["status"]["replicas"] == 1
-    assert world.pool()["status"]["readyReplicas"] == 1
 
 
 async def test_a_stored_engine_that_is_no_map_is_named_while_pods_run(world: World) -> None:

@@ -10,7 +10,7 @@ import pytest
 from ballonet.api.conditions import Reason
 from ballonet.cluster.port import ApiError, Json, Kind
 from ballonet.planning.measured import EngineReport
-from ballonet.reconcile import decide as decide_module
+from ballonet.reconcile import children
 from e2e.harness.pools import a_pool
 from tests.controller.world import NAMESPACE, World
 
@@ -252,14 +252,14 @@ async def test_a_changed_planner_does_not_replace_running_pods(
     world.cluster.put(fitting().build(NAMESPACE))
     await world.settle()
     before = world.template()
-    render = decide_module.children.render_template
+    render = children.render_template
 
     def newer(name: str, spec: Any, plan: Any) -> Json:
         rendered = render(name, spec, plan)
         rendered["spec"]["containers"][0]["args"].append("--newer-default")
         return rendered
 
-    monkeypatch.setattr(decide_module.children, "render_template", newer)
+    monkeypatch.setattr(children, "render_template", newer)
     world.restart_operator()
     await world.settle()
     assert world.template() == before
@@ -667,12 +667,14 @@ async def test_a_fault_of_the_operator_shows_on_the_pool_and_changes_nothing_tha
     def fault(*_: Any) -> Json:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(decide_module.children, "render_template", fault)
+    monkeypatch.setattr(children, "render_template", fault)
     world.restart_operator()
     with pytest.raises(ZeroDivisionError):
         await world.reconcile()
     assert world.condition("Ready") == ("Unknown", "InternalError")
     assert world.template() == before
+    status = world.pool()["status"]
+    assert (status["replicas"], status["readyReplicas"]) == (1, 1)
 
 
 async def test_conditions_of_others_stay_and_stale_ones_of_ours_go(world: World) -> None:
