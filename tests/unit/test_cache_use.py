@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from ballonet.api.status import MAX_INT64
+from ballonet.api.status import MAX_INTEGER
 from ballonet.diagnosis.cache_use import CacheUse, Tier, cache_use
 from ballonet.diagnosis.observation import Observation, Offload
 from ballonet.reconcile.status import offload_status
@@ -65,6 +65,6 @@ def test_pods_are_added_up_and_those_that_do_not_tell_are_left_out() -> None:
 
 
 def test_a_number_that_no_status_takes_is_left_out_of_it() -> None:
-    status = offload_status(used(replace(OLDER, prefix_hit_tokens=MAX_INT64 + 1)))
+    status = offload_status(used(replace(OLDER, prefix_hit_tokens=MAX_INTEGER + 1)))
     assert status is not None
     assert (status.device_hit_tokens, status.host_hit_tokens) == (None, 200)

@@ -20,10 +20,11 @@ MAX_REMEDIES: Final = 8
 MAX_DESCRIPTION_CHARACTERS: Final = 512
 MAX_PATCH_CHARACTERS: Final = 1024
 MAX_EVIDENCE: Final = 16
-MAX_INT64: Final = 2**53
+# Whole also where somebody reads JSON's numbers as floats.
+MAX_INTEGER: Final = 2**53
 
 Int32 = Annotated[int, integer(0, 2**31 - 1)]
-Int64 = Annotated[int, integer(0, MAX_INT64, bits=64)]
+Int64 = Annotated[int, integer(0, MAX_INTEGER, bits=64)]
 Word = Annotated[str, text(63, low=0)]
 
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
-from ballonet.api.status import MeasuredBudget, Source, TopologyStatus, Verdict
+from ballonet.api.status import MAX_INTEGER, MeasuredBudget, Source, TopologyStatus, Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.engines.vllm_metrics import reports_block_of_all_ranks
 from ballonet.kv.layout import CacheLayout
@@ -28,8 +28,6 @@ from ballonet.planning.topology import (
 # The label of max_concurrency is a decimal number: what it is short of a whole block is rounding.
 _ROUNDING: Final = Fraction(1, 100)
 _MOST_PER_MILLE: Final = 1_000_000
-# What status takes. No device comes near it: an engine that reports more does not tell the truth.
-_MOST: Final = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,8 @@ def _tokens(plan: Plan, report: EngineReport, per_sequence: int | None) -> int |
 
 
 def _credible(value: Fraction) -> int | None:
-    return int(value) if value <= _MOST else None
+    # No device comes near what status takes: an engine that reports more does not tell the truth.
+    return int(value) if value <= MAX_INTEGER else None
 
 
 def _held(spec: InferencePoolSpec, layout: CacheLayout | None, report: EngineReport) -> Fraction:

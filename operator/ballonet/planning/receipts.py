@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Field, ValidationError, model_validator
 
 from ballonet.api.model import Model, integer, text
-from ballonet.api.status import Int32
+from ballonet.api.status import MAX_INTEGER, Int32
 from ballonet.catalog.entries import problems_of
 from ballonet.engines.vllm_written import Limits
 from ballonet.kv.memory import MemoryPart, MemoryPlan
@@ -42,7 +42,7 @@ MAX_LOOKED_AT: Final = 16
 
 Hash = Annotated[str, text(16, r"^[0-9a-f]{16}$")]
 Time = Annotated[str, text(20, r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
-Positive = Annotated[int, integer(1, 2**53, bits=64)]
+Positive = Annotated[int, integer(1, MAX_INTEGER, bits=64)]
 Boots = Annotated[int, integer(1, MAX_BOOTS)]
 Words = Annotated[str, text(253, r"^[\x20-\x7e]*$", low=0)]
 

@@ -11,7 +11,7 @@ from ballonet.api.conditions import ConditionType, Finding, Reason, Status, is_n
 from ballonet.api.status import (
     MAX_DESCRIPTION_CHARACTERS,
     MAX_EVIDENCE,
-    MAX_INT64,
+    MAX_INTEGER,
     MAX_MESSAGE_CHARACTERS,
     MAX_PATCH_CHARACTERS,
     MAX_REMEDIES,
@@ -196,7 +196,7 @@ def offload_status(use: CacheUse | None) -> OffloadStatus | None:
         return None
 
     def bounded(value: int | None) -> int | None:
-        return None if value is None or value > MAX_INT64 else value
+        return None if value is None or value > MAX_INTEGER else value
 
     return OffloadStatus(
         read_at=timestamp(use.at),
