@@ -27,7 +27,8 @@ MAX_COUNT: Final = 10**15
 # Of a label by which figures are kept apart: engines, reasons of ended requests, roles.
 _MAX_VALUES: Final = 64
 _MAX_VALUE_CHARACTERS: Final = 64
-_LATEST_START: Final = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
+# What is said to be later, in seconds since 1970, is no time.
+LATEST_TIME: Final = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
 # Engines count blocks, and tokens of one, in 32 bits. What is worked out of them stays in 64.
 _MOST_BLOCKS: Final = 2**31 - 1
 _WHOLE: Final = re.compile(r"[0-9]{1,15}")
@@ -222,7 +223,7 @@ def _started(page: Page, figure: Figure) -> datetime | None:
     if not values:
         return None
     # Of several processes behind one port the youngest counts its own figures from then on.
-    if not all(0 <= value <= _LATEST_START for value in values):
+    if not all(0 <= value <= LATEST_TIME for value in values):
         raise InvalidPageError(f"{figure.name} is no time in seconds since 1970")
     return datetime.fromtimestamp(max(values), UTC)
 

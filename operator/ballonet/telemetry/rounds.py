@@ -17,7 +17,13 @@ from ballonet.engines.vllm_metrics import METRICS
 from ballonet.telemetry.connections import PrometheusConnection
 from ballonet.telemetry.pages import MAX_LINES
 from ballonet.telemetry.port import FRESH_SECONDS
-from ballonet.telemetry.reading import InvalidPageError, Reading, Series, read_engine
+from ballonet.telemetry.reading import (
+    LATEST_TIME,
+    InvalidPageError,
+    Reading,
+    Series,
+    read_engine,
+)
 
 # Two scrapes of 30 s; what is older is too old for a decision anyway.
 WINDOW_SECONDS: Final = 60
@@ -27,9 +33,6 @@ FIRST_WINDOW_SECONDS: Final = 180
 
 # Engines of a pod may be scraped one by one. Each series is looked for in every scrape of its pod.
 MAX_SCRAPES: Final = 64
-
-# The year 2200, in seconds since 1970.
-_LATEST: Final = 7_258_118_400
 
 # A pod by its namespace and name, as its series are labelled.
 PodKey = tuple[str, str]
@@ -129,7 +132,7 @@ class Round:
                 continue
             raw = one["values"] if "values" in one else [one["value"]]
             samples = [(float(at), float(value)) for at, value in raw]
-            if not samples or not all(0 <= at <= _LATEST for at, _ in samples):
+            if not samples or not all(0 <= at <= LATEST_TIME for at, _ in samples):
                 raise ValueError("a series has no sample, or one of no time")
             if not all(isinstance(text, str) for text in labels.values()):
                 raise TypeError("a label is no text")
