@@ -41,7 +41,7 @@ def _fan_outs(outcome: Outcome) -> Table:
         title_justify="left",
     )
     table.add_column("engine", no_wrap=True)
-    for heading in ("ceiling", "limit", "finished", "preemptions"):
+    for heading in ("ceiling", "slots", "finished", "preemptions"):
         table.add_column(heading, justify="right", no_wrap=True)
     for heading in ("peak running", "peak waiting", "peak KV blocks", "samples", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -56,7 +56,7 @@ def _cells(run: Run) -> list[str]:
     return [
         run.title,
         str(run.ceiling_tokens),
-        "none" if run.engine_limit is None else str(run.engine_limit),
+        "none" if run.slots is None else str(run.slots),
         f"{load.finished} of {load.requests}",
         str(load.preemptions),
         _sampled(load.peak_running),

@@ -47,7 +47,7 @@ class Serving:
     patch: str
     args: tuple[str, ...]
     ceiling_tokens: int
-    engine_limit: int
+    slots: int
     predicted: Json
     measured: Json
     verified: Json
@@ -60,7 +60,7 @@ class Run:
 
     title: str
     ceiling_tokens: int
-    engine_limit: int | None
+    slots: int | None
     load: FanOutResult
 
 
@@ -177,7 +177,7 @@ class Story:
             patch=patch,
             args=args,
             ceiling_tokens=verified["spec"]["sequence"]["maxTokens"],
-            engine_limit=status["engine"]["slots"],
+            slots=status["engine"]["slots"],
             predicted=status["budget"]["predicted"],
             measured=status["budget"]["measured"],
             verified=condition(verified, "BudgetVerified") or {},
@@ -210,13 +210,13 @@ class Story:
             "Ballonet, remedied",
             self._budget(POOL_NAME),
             self._engine_url(POOL_NAME),
-            serving.engine_limit,
+            serving.slots,
         )
         return Outcome(refused, serving, plain_run, warned_run, remedied_run)
 
     # --- small parts -----------------------------------------------------------------------------
 
-    def _fan_out(self, title: str, budget: Json, url: str, limit: int | None) -> Run:
+    def _fan_out(self, title: str, budget: Json, url: str, slots: int | None) -> Run:
         sequences = sequences_of_budget(budget)
         self.progress.say(f"{title}: {len(sequences)} sequences to {budget['ceilingTokens']} ...")
         load = asyncio.run(fan_out(url, sequences, model=MODEL, seed=title))
@@ -224,7 +224,7 @@ class Story:
             f"{title}: {load.finished} of {load.requests} finished, {load.preemptions} preemptions,"
             f" {load.wall_seconds:.1f} s"
         )
-        return Run(title, budget["ceilingTokens"], limit, load)
+        return Run(title, budget["ceilingTokens"], slots, load)
 
     def _kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         return self.site.kubectl("-n", self.namespace, *arguments, stdin=stdin)

@@ -62,7 +62,7 @@ def test_the_ceiling_remedy_from_status_starts_the_engine_with_the_computed_flag
         assert part in flags
     # From 0.31 the limit of sequences has a flag of its own.
     assert "--max-num-active-seqs 6" in flags
-    assert serving.engine_limit == 6
+    assert serving.slots == 6
 
 
 def test_the_engines_own_figures_stand_beside_the_planned_ones(serving: Serving) -> None:
@@ -81,7 +81,7 @@ def test_a_plain_engine_without_limits_preempts(outcome: Outcome) -> None:
 
 
 def test_the_unfit_pool_under_warn_queues_and_does_not_preempt(outcome: Outcome) -> None:
-    assert outcome.warned.engine_limit == 3
+    assert outcome.warned.slots == 3
     assert outcome.warned.load.finished == 6
     assert outcome.warned.load.preemptions == 0
     assert outcome.warned.load.peak_running == 3

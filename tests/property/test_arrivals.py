@@ -91,7 +91,7 @@ def need_of(pool: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
     return pool_need(pool, sizes).shared_among(pods(pool))
 
 
-def limit_for(need: EngineNeed, blocks: int) -> int:
+def slots_for(need: EngineNeed, blocks: int) -> int:
     """Return the most sequences of which any fit."""
     return largest(1, 500, lambda slots: need.blocks_of_any(slots) <= blocks) or 1
 
@@ -143,9 +143,9 @@ def test_what_fits_is_never_queued_and_never_preempted(
 ) -> None:
     need = need_of(pool, sizes)
     blocks = need.blocks + more
-    limit = limit_for(need, blocks)
-    assert judge(need, Interval.point(blocks), limit).verdict is Verdict.FITS
-    simulated = Pool.of(pool, Random(seed), blocks=blocks, slots=limit, sizes=sizes)
+    slots = slots_for(need, blocks)
+    assert judge(need, Interval.point(blocks), slots).verdict is Verdict.FITS
+    simulated = Pool.of(pool, Random(seed), blocks=blocks, slots=slots, sizes=sizes)
     live(simulated, at_ceiling=at_ceiling)
     assert (simulated.queued, simulated.preempted) == (0, 0)
 
@@ -157,9 +157,9 @@ def test_any_sequences_up_to_the_limit_grow_without_preemption(
 ) -> None:
     need = need_of(pool, sizes)
     blocks = need.blocks * percent // 100
-    limit = limit_for(need, blocks)
-    assume(need.blocks_of_any(limit) <= blocks)
-    simulated = Pool.of(pool, Random(seed), blocks=blocks, slots=limit, sizes=sizes)
+    slots = slots_for(need, blocks)
+    assume(need.blocks_of_any(slots) <= blocks)
+    simulated = Pool.of(pool, Random(seed), blocks=blocks, slots=slots, sizes=sizes)
     live(simulated, at_ceiling=True)
     assert simulated.preempted == 0
 
@@ -225,10 +225,10 @@ def test_what_would_queue_gets_through(
 ) -> None:
     need = need_of(pool, sizes)
     blocks = need.blocks * percent // 100
-    limit = limit_for(need, blocks)
-    assume(need.blocks_of_any(limit) <= blocks)
-    assume(judge(need, Interval.point(blocks), limit).reason is Reason.EXCEEDS_BUDGET)
-    simulated = Pool.of(pool, Random(seed), blocks=blocks, slots=limit, sizes=sizes)
+    slots = slots_for(need, blocks)
+    assume(need.blocks_of_any(slots) <= blocks)
+    assume(judge(need, Interval.point(blocks), slots).reason is Reason.EXCEEDS_BUDGET)
+    simulated = Pool.of(pool, Random(seed), blocks=blocks, slots=slots, sizes=sizes)
     assert all_get_through(simulated, waiters_first=waiters_first)
 
 
@@ -238,9 +238,9 @@ def test_what_would_deadlock_does_where_those_that_wait_come_first(
     pool: InferencePoolSpec, blocks: int, seed: int
 ) -> None:
     need = need_of(pool, SIZES[0])
-    limit = limit_for(need, blocks)
-    assume(judge(need, Interval.point(blocks), limit).reason is Reason.WOULD_DEADLOCK)
-    simulated = Pool.of(pool, Random(seed), blocks=blocks, slots=limit, sizes=SIZES[0])
+    slots = slots_for(need, blocks)
+    assume(judge(need, Interval.point(blocks), slots).reason is Reason.WOULD_DEADLOCK)
+    simulated = Pool.of(pool, Random(seed), blocks=blocks, slots=slots, sizes=SIZES[0])
     assert not all_get_through(simulated, waiters_first=True)
 
 

@@ -56,7 +56,7 @@ NAMES = [field.name for field in fields(Observation) if field.name != "at"]
 SAMPLE = st.fixed_dictionaries({name: OF_FIELD.get(name, NUMBERS) for name in NAMES})
 FACTS = st.builds(
     Facts,
-    limit=st.integers(1, 6),
+    slots=st.integers(1, 6),
     ceiling=st.integers(1, 4096),
     blocks_of=st.sampled_from([None, lambda tokens: -(-tokens // 32), lambda tokens: 9]),
     prefixes=st.sampled_from([(), (DeclaredPrefix("system", 256, Fraction(1, 2)),)]),
@@ -94,7 +94,7 @@ def test_no_numbers_make_it_fail(
 )
 def test_a_verdict_never_goes_sooner_than_its_release(waits: list[bool], release: int) -> None:
     facts = Facts(
-        limit=3,
+        slots=3,
         ceiling=1024,
         thresholds=DiagnosisSpec(pressure_seconds=15, release_seconds=release),
     )

@@ -15,7 +15,7 @@ from ballonet.engines.base import PlannedArguments
 from ballonet.engines.vllm import max_num_seqs
 from ballonet.kv.units import Interval
 from ballonet.planning.budget import blocks_for_budget, budget_blocks
-from ballonet.planning.capacity import Capacity, slot_limits
+from ballonet.planning.capacity import Capacity, engine_slots
 from ballonet.planning.measured import EngineReport, verify
 from ballonet.planning.plan import plan_pool
 from ballonet.planning.resolve import resolve
@@ -258,11 +258,11 @@ def test_one_more_than_the_limit_may_exceed_the_budget(pool: dict[str, Any]) -> 
         prefix["credit"] = "None"
     plan = plan_pool("p", spec(DEMO, **pool), with_remedies=False)
     assert plan.gates is not None and plan.budget_blocks is not None
-    limit = plan.gates.slots
+    slots = plan.gates.slots
     share = share_of(pool)
     sizes = sorted((blocks for _, blocks, _ in declared(share)), reverse=True)
-    assume(limit < len(sizes) and need_of(share).blocks > plan.budget_blocks.low)
-    assert sum(sizes[: limit + 1]) > plan.budget_blocks.low
+    assume(slots < len(sizes) and need_of(share).blocks > plan.budget_blocks.low)
+    assert sum(sizes[: slots + 1]) > plan.budget_blocks.low
 
 
 @given(pools(), st.integers(1, 20))
@@ -306,7 +306,7 @@ def test_an_engine_is_planned_as_one_that_has_just_its_share(pool: dict[str, Any
     assert (shared.required_slots, shared.need_blocks) == (alone.required_slots, alone.need_blocks)
     assert shared.gates is not None and alone.gates is not None
     if shared.verdict is Verdict.FITS:
-        # The limit is that of the largest share that fits, which may hold larger sequences.
+        # They are those of the largest share that fits, which may hold larger sequences.
         assert shared.gates.slots >= shared.required_slots
     else:
         assert shared.gates == alone.gates
@@ -414,7 +414,7 @@ def test_the_limit_is_the_largest_that_its_own_memory_holds(
     assert resolved.layout is not None
     capacity = Capacity(changed, resolved, resolved.layout)
     need = pool_need(changed, BlockSizes.of(resolved.layout))
-    found = slot_limits(capacity, need)
+    found = engine_slots(capacity, need)
 
     def held(slots: int) -> int:
         return brute_force_slots(need, capacity.budget(slots).low)
@@ -422,8 +422,8 @@ def test_the_limit_is_the_largest_that_its_own_memory_holds(
     top = max(1024, need.slots)
     surely = [slots for slots in range(1, top + 1) if held(slots) >= slots]
     assert found.sure == max(surely, default=0)
-    assert found.limit >= max(1, found.sure)
-    assert max_num_seqs(found.limit, version) >= found.limit
+    assert found.written >= max(1, found.sure)
+    assert max_num_seqs(found.written, version) >= found.written
 
 
 @given(st.integers(1, 10**9), st.integers(1, 100))
@@ -435,12 +435,12 @@ def test_blocks_for_a_budget_are_the_fewest(need: int, safety: int) -> None:
 
 @given(pools(), st.integers(0, 500), st.integers(0, 500), st.integers(0, 20))
 def test_a_narrower_interval_never_turns_a_verdict_around(
-    pool: dict[str, Any], low: int, width: int, limit: int
+    pool: dict[str, Any], low: int, width: int, slots: int
 ) -> None:
     need = need_of(pool)
-    wide = judge(need, Interval(low, low + width), limit).verdict
+    wide = judge(need, Interval(low, low + width), slots).verdict
     for exact in (low, low + width):
-        narrow = judge(need, Interval.point(exact), limit).verdict
+        narrow = judge(need, Interval.point(exact), slots).verdict
         assert wide is Verdict.UNKNOWN or narrow is wide
 
 

@@ -43,7 +43,7 @@ labels = st.fixed_dictionaries(
 
 @given(labels, st.sampled_from(PLANS), st.none() | st.integers(1, 10**6))
 def test_a_cache_of_any_size_is_refused_or_judged(
-    said: dict[str, str], plan: Any, limit: int | None
+    said: dict[str, str], plan: Any, slots: int | None
 ) -> None:
     page = {"vllm:cache_config_info": [(said, 1.0)]}
     try:
@@ -51,6 +51,6 @@ def test_a_cache_of_any_size_is_refused_or_judged(
     except InvalidPageError:
         return
     assert report is not None
-    verification = verify(plan, [report], limit=limit)
+    verification = verify(plan, [report], slots=slots)
     assert verification.budget is not None
     assert verification.budget.blocks == int(said["num_gpu_blocks"])

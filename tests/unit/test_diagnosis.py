@@ -23,7 +23,7 @@ from tests.traces.replay import Replay, replay
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 # As in runs of the real engine: 128 blocks of 32 tokens, a sequence at the ceiling takes 32.
-FACTS = Facts(limit=3, ceiling=1024, blocks_of=lambda tokens: -(-tokens // 32))
+FACTS = Facts(slots=3, ceiling=1024, blocks_of=lambda tokens: -(-tokens // 32))
 SYSTEM = DeclaredPrefix("system", 256, Fraction(1))
 
 
@@ -192,7 +192,7 @@ FOUND = {
     "sequences grow": (
         Reason.LONG_CONTEXT,
         {"running": 6, "used_blocks": rising(3, 40), "usage_per_mille": rising(22, 330)},
-        {"limit": 8},
+        {"slots": 8},
         "6 to 6 of them at once",
     ),
     "sequences grow and come": (
@@ -202,7 +202,7 @@ FOUND = {
             "used_blocks": rising(4, 20),
             "usage_per_mille": rising(28, 200),
         },
-        {"limit": 8},
+        {"slots": 8},
         "tokens",
     ),
     "sequences end at the ceiling": (
@@ -356,15 +356,15 @@ NOT_FOUND = {
             "used_blocks": lambda i: 16 * (1 + i // 4),
             "usage_per_mille": lambda i: 126 * (1 + i // 4),
         },
-        {"limit": 8},
+        {"slots": 8},
     ),
     "a few long ones left": (
         {"running": lambda i: max(1, 6 - i // 4), "used_blocks": 80, "usage_per_mille": 630},
-        {"limit": 8},
+        {"slots": 8},
     ),
     "growth with much room": (
         {"running": 6, "used_blocks": rising(1, 10), "usage_per_mille": rising(8, 80)},
-        {"limit": 8},
+        {"slots": 8},
     ),
     "lengths far from the ceiling": ({"finished": lambda i: {"stop": 0, "length": 2 * i}}, {}),
     "a login refused": ({"http_4xx": rising(1)}, {}),
@@ -452,7 +452,7 @@ def test_the_probe_sees_sequences_grow_where_blocks_do_not() -> None:
             past_compaction={"planner": 0, "worker": 2},
         ),
     )
-    found = played(grown, replace(FACTS, limit=8)).last
+    found = played(grown, replace(FACTS, slots=8)).last
     assert found is not None and found.verdict is Reason.LONG_CONTEXT
     assert "tokens each" in found.evidence[0].text
     assert "at least" not in found.evidence[0].text
@@ -720,7 +720,7 @@ QUICK = DiagnosisSpec(
 def facts_of_trace(about: dict[str, Any]) -> Facts:
     block, prefix = about["block_tokens"], about.get("prefix_tokens")
     return Facts(
-        limit=about["limit"],
+        slots=about["limit"],
         ceiling=about["ceiling"],
         blocks_of=lambda tokens: -(-tokens // block),
         prefixes=() if prefix is None else (DeclaredPrefix("system", prefix, Fraction(1)),),

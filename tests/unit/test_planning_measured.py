@@ -105,7 +105,7 @@ def test_more_than_the_limit_is_never_available() -> None:
 
 
 def test_the_limit_that_engines_were_started_for_goes_before_the_planned_one() -> None:
-    found = verify(demo(**FITTING), [EngineReport(1280, 32)], limit=4)
+    found = verify(demo(**FITTING), [EngineReport(1280, 32)], slots=4)
     assert found.topology.available_slots == 4
     assert found.topology.verdict is Verdict.DOES_NOT_FIT
 
@@ -118,17 +118,17 @@ SHARED: dict[str, Any] = {
 
 def test_engines_are_judged_by_their_share_and_by_the_limit_they_were_started_for() -> None:
     report = EngineReport(126, 32, Fraction(126, 32))
-    both = verify(demo(**SHARED, replicas=2), [report, report], limit=6)
+    both = verify(demo(**SHARED, replicas=2), [report, report], slots=6)
     assert (both.topology.verdict, both.topology.available_slots) == (Verdict.FITS, 6)
     assert "spread evenly over 2 replicas" in both.topology_fits.message
     # Scaled to one: the same pods get all runs, of which five surely fit.
-    alone = verify(demo(**SHARED), [report], limit=6)
+    alone = verify(demo(**SHARED), [report], slots=6)
     assert (alone.topology.verdict, alone.topology.available_slots) == (Verdict.DOES_NOT_FIT, 5)
     assert "; 5 fit and the engine runs 6 at once" in alone.topology_fits.message
 
 
 def test_engines_that_were_started_with_fewer_replicas_keep_their_limit_and_say_so() -> None:
-    found = verify(demo(**SHARED, replicas=2), [EngineReport(126, 32)] * 2, limit=5)
+    found = verify(demo(**SHARED, replicas=2), [EngineReport(126, 32)] * 2, slots=5)
     assert found.topology.verdict is Verdict.DOES_NOT_FIT
     assert found.topology.available_slots == 5
     assert "6 would fit, but the engines were started for 5 at once" in found.topology_fits.message

@@ -124,7 +124,7 @@ def test_an_engine_runs_its_share_where_that_fits() -> None:
     assert plan.verdict is Verdict.FITS
     assert plan.gates is not None and plan.gates.slots == plan.available_slots == 6
     assert plan.topology_fits.message.endswith(
-        "all 6 fit; the limit of 6 trusts the ceilings and prefixes of roles; this trusts that "
+        "all 6 fit; to run 6 at once trusts the ceilings and prefixes of roles; this trusts that "
         "runs are spread evenly over 2 replicas and that each stays on one."
     )
 
@@ -212,7 +212,7 @@ def test_role_ceilings_raise_the_limit_above_max_concurrent() -> None:
     assert plan.max_concurrent == 3
     assert plan.verdict is Verdict.FITS
     assert plan.gates is not None and plan.gates.slots == 6
-    assert "the limit of 6 trusts the ceilings" in plan.topology_fits.message
+    assert "to run 6 at once trusts the ceilings" in plan.topology_fits.message
     by = {found.role: found.enforced_by for found in plan.topology.roles}
     assert by == {"planner": EnforcedBy.SERVER, "worker": EnforcedBy.RUNTIME}
 
@@ -258,7 +258,7 @@ def test_roles_that_fit_do_not_make_a_ceiling_fit_that_may_not_start() -> None:
 
 
 def test_what_surely_fits_is_told_where_far_more_is_needed() -> None:
-    # The memory of 30,000 sequences leaves no block at the low end; that of the limit does.
+    # The memory of 30,000 sequences leaves no block at the low end; that of the slots does.
     many = [topology(role("w", 30, maxTokens=4096), runs=1000)]
     plan = h100(topologies=many, sequence={"maxTokens": 4096})
     assert plan.budget_blocks is not None and plan.budget_blocks.low == 0
@@ -338,7 +338,7 @@ def test_a_pool_whose_sequences_fit_at_their_own_ceilings_does_not_deadlock() ->
     assert plan.topology_fits.reason is Reason.EXCEEDS_BUDGET
     assert plan.gates is not None and plan.gates.slots == 7
     assert (
-        "; 7 fit, the other 3 would queue; the limit of 7 trusts the ceilings"
+        "; 7 fit, the other 3 would queue; to run 7 at once trusts the ceilings"
         in plan.topology_fits.message
     )
 

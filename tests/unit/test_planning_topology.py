@@ -162,8 +162,8 @@ def test_a_credited_prefix_counts_once_on_every_engine() -> None:
 def test_planners_of_spread_runs_may_all_come_to_one_engine() -> None:
     share = need(spread(role("planner"), role("worker", 5), runs=4)).shared_among(4)
     assert share.slots == 6
-    for limit, reason in ((4, Reason.WOULD_DEADLOCK), (5, Reason.EXCEEDS_BUDGET)):
-        assert judge(share, Interval(1, 1), limit).reason is reason
+    for slots, reason in ((4, Reason.WOULD_DEADLOCK), (5, Reason.EXCEEDS_BUDGET)):
+        assert judge(share, Interval(1, 1), slots).reason is reason
 
 
 def test_every_sequence_has_a_block_beside_a_prefix_as_long_as_its_ceiling() -> None:
@@ -236,7 +236,7 @@ def test_fits_only_by_the_low_end_and_fails_only_by_the_high_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("roles", "runs", "limit", "reason"),
+    ("roles", "runs", "slots", "reason"),
     [
         # One planner waits; of three slots two are left for workers.
         ([role("planner"), role("worker", 5)], 1, 3, Reason.EXCEEDS_BUDGET),
@@ -266,10 +266,10 @@ def test_fits_only_by_the_low_end_and_fails_only_by_the_high_end() -> None:
     ],
 )
 def test_deadlock_is_told_from_queueing(
-    roles: list[dict[str, object]], runs: int, limit: int, reason: Reason
+    roles: list[dict[str, object]], runs: int, slots: int, reason: Reason
 ) -> None:
     found = need(topology(*roles, runs=runs))
-    assert judge(found, Interval(1, 1), limit).reason is reason
+    assert judge(found, Interval(1, 1), slots).reason is reason
 
 
 def test_where_nothing_is_declared_one_sequence_at_the_ceiling_must_fit() -> None:

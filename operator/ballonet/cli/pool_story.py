@@ -343,13 +343,13 @@ async def _facts(cluster: Cluster, pool: Json, catalog: Catalog) -> Facts | None
         pool["metadata"]["name"], spec, config_text, catalog=catalog, with_remedies=False
     )
     status = pool.get("status", {})
-    limit = status.get("engine", {}).get("slots")
-    if limit is None:
+    slots = status.get("engine", {}).get("slots")
+    if slots is None:
         return None
     measured = status.get("budget", {}).get("measured", {})
     return facts_of(
         plan,
-        limit=limit,
+        slots=slots,
         thresholds=spec.diagnosis,
         block_tokens=measured.get("blockTokens"),
     )

@@ -33,7 +33,7 @@ class Facts:
     """What live numbers are held against; figures are of one engine.
 
     Attributes:
-        limit: sequences that an engine runs at once.
+        slots: sequences that an engine runs at once.
         ceiling: most tokens of a sequence.
         blocks_of: blocks that a sequence of so many tokens takes at most; None where that is not
             known.
@@ -45,7 +45,7 @@ class Facts:
         thresholds: when numbers count.
     """
 
-    limit: int
+    slots: int
     ceiling: int
     blocks_of: Callable[[int], int] | None = None
     prefixes: tuple[DeclaredPrefix, ...] = ()
@@ -74,13 +74,13 @@ class Facts:
 
 
 def facts_of(
-    plan: Plan, *, limit: int, thresholds: DiagnosisSpec, block_tokens: int | None = None
+    plan: Plan, *, slots: int, thresholds: DiagnosisSpec, block_tokens: int | None = None
 ) -> Facts:
     """Return what the plan of the serving template says.
 
     Args:
         plan: of the template that serves.
-        limit: sequences that the engines were really started for.
+        slots: sequences that the engines were really started for.
         thresholds: those of today, which need no new template.
         block_tokens: tokens of a block as the engines report them; None for the planned ones.
     """
@@ -89,7 +89,7 @@ def facts_of(
         layout = layout.with_block_tokens(block_tokens)
     cache = host_cache(spec, layout)
     return Facts(
-        limit=limit,
+        slots=slots,
         ceiling=spec.sequence.max_tokens,
         blocks_of=None if layout is None else layout.blocks,
         prefixes=() if layout is None else tuple(_prefixes(spec, layout)),

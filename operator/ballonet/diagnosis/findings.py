@@ -430,7 +430,7 @@ def _running(sample: Observation) -> int | None:
 
 
 def _slots(sample: Observation, facts: Facts) -> int:
-    return facts.limit * sample.engines
+    return facts.slots * sample.engines
 
 
 def _free_blocks(sample: Observation) -> int | None:

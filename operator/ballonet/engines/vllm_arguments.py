@@ -35,8 +35,8 @@ from ballonet.engines.vllm_planned import (
 from ballonet.engines.vllm_versions import lifetime, parse_version, possible_flags
 
 _LISTEN: Final = f"leave it out: the pod serves plain HTTP on port {PORT}"
-_LIMIT: Final = (
-    "leave it out: the limit follows from spec.topologies, spec.reservedSlots and spec.sequence"
+_SLOTS: Final = (
+    "leave it out: the slots follow from spec.topologies, spec.reservedSlots and spec.sequence"
 )
 _DEVICES: Final = "leave it out: the cluster gives the devices"
 
@@ -59,8 +59,8 @@ OWNED: Final[Mapping[str, str]] = {
     "--served-model-name": "set spec.model.servedNames",
     "--revision": "set spec.model.revision",
     "--max-model-len": "set spec.sequence.maxTokens",
-    "--max-num-seqs": _LIMIT,
-    "--max-num-active-seqs": _LIMIT,
+    "--max-num-seqs": _SLOTS,
+    "--max-num-active-seqs": _SLOTS,
     "--max-num-batched-tokens": "set spec.sequence.maxBatchedTokens",
     "--max-num-queued-reqs": "set spec.admission.queue",
     "--max-num-queued-tokens": "set spec.admission.queue",

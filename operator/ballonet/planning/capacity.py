@@ -1,7 +1,7 @@
 """What one engine can hold, as a function of how many sequences it is told to run at once.
 
 More sequences cost memory (the sampler and the graphs are sized by them), so slots and KV blocks
-depend on each other; ``slot_limits`` finds the largest number that its own memory still holds.
+depend on each other; ``engine_slots`` finds the largest number that its own memory still holds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LARGEST_MEMORY_PERCENT: Final = 98
 
 
 def unplanned_slots(spec: InferencePoolSpec) -> int:
-    """Return the limit where no budget is known: the required slots, or the engine's default."""
+    """Return the slots where no budget is known: those required, or the engine's default."""
     wanted = pool_need(spec, NO_SIZES).slots or UNPLANNED_SLOTS
     return largest(1, wanted, lambda slots: takes(spec, slots)) or 1
 
@@ -277,22 +277,22 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotLimits:
+class EngineSlots:
     """How many sequences one engine runs at once.
 
     Attributes:
-        limit: the number in every gate; at least 1.
+        written: the number in every gate; at least 1.
         sure: how many surely fit at once, by the low end; 0 when not even one does.
     """
 
-    limit: int
+    written: int
     sure: int
 
 
 def surely_fits(capacity: Capacity, need: EngineNeed) -> bool:
     """Return whether an engine that runs what is needed surely starts and holds it.
 
-    A limit of at least the required slots exists exactly when their own memory holds their need.
+    At least the required slots are written exactly when their own memory holds their need.
     """
     slots = max(1, need.slots)
     return (
@@ -302,11 +302,11 @@ def surely_fits(capacity: Capacity, need: EngineNeed) -> bool:
     )
 
 
-def slot_limits(capacity: Capacity, need: EngineNeed) -> SlotLimits:
-    """Return the limit of an engine that gets this share of the runs.
+def engine_slots(capacity: Capacity, need: EngineNeed) -> EngineSlots:
+    """Return the slots of an engine that gets this share of the runs.
 
-    It is what surely fits, whichever sequences arrive; where the share may fit by the high end, it
-    is its required slots; where not even one run surely fits, it is what may fit.
+    They are what surely fits, whichever sequences arrive; where the share may fit by the high end,
+    its required slots; where not even one run surely fits, what may fit.
     """
     top = max(MAX_SLOTS, need.slots)
 
@@ -321,12 +321,12 @@ def slot_limits(capacity: Capacity, need: EngineNeed) -> SlotLimits:
 
     sure = most(lambda budget: budget.low)
     if sure >= need.slots:
-        return SlotLimits(max(1, sure), sure)
+        return EngineSlots(max(1, sure), sure)
     likely = most(lambda budget: budget.high)
     if likely >= need.slots:
-        return SlotLimits(need.slots, sure)
+        return EngineSlots(need.slots, sure)
     one_run_is_sure = need.at_most(1).blocks <= capacity.budget(max(1, sure)).low
-    return SlotLimits(max(1, sure if one_run_is_sure else likely), sure)
+    return EngineSlots(max(1, sure if one_run_is_sure else likely), sure)
 
 
 def surely_starts(capacity: Capacity, slots: int) -> bool:

@@ -157,12 +157,12 @@ def verdict_text(
     reason: Reason,
     sure: int,
     concurrent: int,
-    limit: int,
+    slots: int,
 ) -> str:
     """Return what the comparison of need and budget means, and what would really happen."""
     trust = ""
-    if sure >= limit > concurrent:
-        trust = f"; the limit of {limit:,} trusts the ceilings and prefixes of roles"
+    if sure >= slots > concurrent:
+        trust = f"; to run {slots:,} at once trusts the ceilings and prefixes of roles"
     if reason is Reason.FITS:
         return f"all {need.slots:,} fit{trust}{_router_text(spec, need)}"
     if reason is Reason.WITHIN_UNCERTAINTY:
@@ -176,26 +176,26 @@ def verdict_text(
             )
         return (
             f"{sure:,} surely fit; whether {who} lies inside the prediction, and the running "
-            f"engine decides: it runs {limit:,} at once{start}"
+            f"engine decides: it runs {slots:,} at once{start}"
         )
     if reason is Reason.BUDGET_UNKNOWN:
         return (
             f"{sure:,} surely fit; roles have lower ceilings, and how many blocks they take is not "
             "known for this model"
         )
-    if need.slots > limit and need.blocks <= budget.low:
-        return f"{need.slots:,} would fit, but {_limit_text(spec, need, limit)}"
+    if need.slots > slots and need.blocks <= budget.low:
+        return f"{need.slots:,} would fit, but {_slots_text(spec, need, slots)}"
     fit = f"{sure:,} fit" if budget.exact else f"{sure:,} surely fit"
-    if limit > sure:
-        fit += f" and the engine runs {limit:,} at once"
+    if slots > sure:
+        fit += f" and the engine runs {slots:,} at once"
     fit += batch_text(spec, need.slots)
     if reason is Reason.WOULD_DEADLOCK:
         return (
             f"{fit}, and {counted(need.waiting_holders, 'sequence')} may hold a slot while waiting "
             f"for others of the run, so none may be left for those{trust}"
         )
-    if need.slots > limit:
-        fit += f", the other {need.slots - limit:,} would queue"
+    if need.slots > slots:
+        fit += f", the other {need.slots - slots:,} would queue"
     elif need.blocks > usable_blocks(blocks.high):
         fit += ", so some would be preempted and worked out again"
     return f"{fit}{trust}"
@@ -220,18 +220,18 @@ def _router_text(spec: InferencePoolSpec, need: EngineNeed) -> str:
     return f"; this trusts that {', and that '.join(trusted)}" if trusted else ""
 
 
-def _limit_text(spec: InferencePoolSpec, need: EngineNeed, limit: int) -> str:
+def _slots_text(spec: InferencePoolSpec, need: EngineNeed, slots: int) -> str:
     """Return why an engine runs fewer at once than its blocks hold."""
     if not takes(spec, need.slots):
-        return f"the engine runs {limit:,} at once{batch_text(spec, need.slots)}"
+        return f"the engine runs {slots:,} at once{batch_text(spec, need.slots)}"
     if pods(spec) > 1:
         return (
-            f"the engines were started for {limit:,} at once, with fewer replicas or because no "
-            "more were sure: pods get another limit with the next change of the spec that replaces "
+            f"the engines were started for {slots:,} at once, with fewer replicas or because no "
+            "more were sure: pods get other slots with the next change of the spec that replaces "
             "them, and a change of spec.replicas alone does not"
         )
     return (
-        f"the engine was started for {limit:,} at once because no more were sure: give "
+        f"the engine was started for {slots:,} at once because no more were sure: give "
         "spec.budget.kvCacheMemoryPerRank to plan without a prediction"
     )
 
@@ -252,7 +252,7 @@ def topology_finding(
     judgement: Judgement,
     sure: int,
     concurrent: int,
-    limit: int,
+    slots: int,
     source: Source,
 ) -> Finding:
     """Return the finding of TopologyFits: the need, the budget, what fits.
@@ -264,8 +264,8 @@ def topology_finding(
         budget: the same as promised blocks.
         judgement: what came of comparing them.
         sure: sequences of which any surely fit.
-        concurrent: sequences at the pool's ceiling that surely fit an engine that runs the limit.
-        limit: sequences that the engine runs at once.
+        concurrent: sequences at the pool's ceiling that surely fit an engine that runs its slots.
+        slots: sequences that the engine runs at once.
         source: where the blocks come from.
     """
     status = _STATUS[judgement.verdict]
@@ -287,10 +287,10 @@ def topology_finding(
         reason=judgement.reason,
         sure=sure,
         concurrent=concurrent,
-        limit=limit,
+        slots=slots,
     )
     # More sequences take more memory, so an engine that ran all of them would have fewer blocks.
-    when = f" with {need.slots:,} at once" if need.slots > limit and not blocks.exact else ""
+    when = f" with {need.slots:,} at once" if need.slots > slots and not blocks.exact else ""
     tail = f"{budget_text(blocks, budget, spec.budget.safety_percent, word, when=when)}; {verdict}."
     text = f"{where}{need_text(need)}; {tail}"
     if len(text) > MAX_MESSAGE_CHARACTERS:
@@ -397,7 +397,7 @@ def offload_steps(cache: HostCache | None) -> list[Step]:
     ]
 
 
-def need_steps(need: EngineNeed, budget: Interval, *, engines: int, limit: int) -> list[Step]:
+def need_steps(need: EngineNeed, budget: Interval, *, engines: int, slots: int) -> list[Step]:
     """Return how the need comes about, and what is made of both."""
     concurrent = max_concurrent(budget.low, need.blocks_per_sequence)
     steps = [
@@ -450,7 +450,7 @@ def need_steps(need: EngineNeed, budget: Interval, *, engines: int, limit: int) 
         )
     )
     steps.append(
-        Step("Slots", "", f"{counted(limit, 'sequence')} at once", "written to every gate")
+        Step("Slots", "", f"{counted(slots, 'sequence')} at once", "written to every gate")
     )
     return steps
 

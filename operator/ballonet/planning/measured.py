@@ -60,14 +60,14 @@ class Verification:
 
 
 def verify(
-    plan: Plan, reports: Sequence[EngineReport], *, limit: int | None = None
+    plan: Plan, reports: Sequence[EngineReport], *, slots: int | None = None
 ) -> Verification:
     """Compare the plan of what serves with reports of its engines; the lowest engine decides.
 
     Args:
         plan: the plan of the template that serves.
         reports: one for each engine.
-        limit: sequences that the engines were really started for; None means those of the plan.
+        slots: sequences that the engines were really started for; None means those of the plan.
 
     Measured slots are floor((blocks - 1) x safety / blocks of a sequence). Blocks of a sequence
     come from the engine's own max_concurrency where it is reported; ceilings of roles are rescaled
@@ -82,7 +82,7 @@ def verify(
     sizes, exact = _sizes(plan.spec, plan.layout, lowest)
     per_sequence = None if sizes is None else sizes.blocks(plan.spec.sequence.max_tokens)
     budget = budget_blocks(lowest.blocks, plan.spec.budget.safety_percent)
-    finding, topology = _topology(plan, lowest.blocks, budget, sizes, exact=exact, limit=limit)
+    finding, topology = _topology(plan, lowest.blocks, budget, sizes, exact=exact, slots=slots)
     return Verification(
         budget=MeasuredBudget(
             engines=len(reports),
@@ -192,7 +192,7 @@ def _topology(
     sizes: BlockSizes | None,
     *,
     exact: bool,
-    limit: int | None,
+    slots: int | None,
 ) -> tuple[Finding, TopologyStatus]:
     """Judge the topologies by a measured budget."""
     spec = plan.spec
@@ -205,14 +205,14 @@ def _topology(
         return finding, plan.topology
     whole = pool_need(spec, sizes)
     need = whole.shared_among(pods(spec))
-    if limit is None:
-        limit = plan.gates.slots if plan.gates is not None else need.slots
-    most = limit
+    if slots is None:
+        slots = plan.gates.slots if plan.gates is not None else need.slots
+    most = slots
     share = whole.largest_share(
         pods(spec), lambda share: share.slots <= most and share.asked_blocks <= budget
     )
-    sure = largest(1, limit, lambda slots: share.blocks_of_any(slots) <= budget) or 0
-    judgement = judge(need, Interval.point(budget), limit)
+    sure = largest(1, most, lambda n: share.blocks_of_any(n) <= budget) or 0
+    judgement = judge(need, Interval.point(budget), most)
     if judgement.verdict is Verdict.FITS:
         sure = max(sure, need.slots)
     if judgement.verdict is Verdict.DOES_NOT_FIT and not exact:
@@ -225,7 +225,7 @@ def _topology(
         judgement=judgement,
         sure=sure,
         concurrent=max_concurrent(budget, need.blocks_per_sequence),
-        limit=limit,
+        slots=most,
         source=Source.MEASURED,
     )
     return finding, TopologyStatus(

@@ -27,8 +27,8 @@ from ballonet.planning.batch import max_batched_tokens
 from ballonet.planning.budget import budget_interval, max_concurrent
 from ballonet.planning.capacity import (
     Capacity,
+    engine_slots,
     given_bytes,
-    slot_limits,
     start_risk,
     surely_fits,
     surely_starts,
@@ -76,7 +76,7 @@ class Plan:
 
     Attributes:
         refused_arguments: what the user sets that is not the user's to set, a sentence each.
-        blocks: KV blocks of one engine that runs the limit, the null block among them.
+        blocks: KV blocks of one engine that runs its slots, the null block among them.
         judged_blocks: the same where it ran what is needed; the budget is made of them.
         budget_blocks: blocks that are promised: usable blocks x safety.
         need: need of one engine, runs shared evenly among the replicas.
@@ -402,7 +402,7 @@ def _unplanned(plan: Plan, engine: _Engine, finding: Finding) -> Plan:
     )
     topology_fits, verdict = replace(_UNKNOWN_TOPOLOGY, message=text), Verdict.UNKNOWN
     if need.slots > gates.slots:
-        # However many blocks there are, the limit does not let them all in.
+        # However many blocks there are, not all of them get a slot.
         judgement = judge(need, Interval.point(need.blocks), gates.slots)
         topology_fits, verdict = Finding(Status.FALSE, judgement.reason, text), judgement.verdict
     return replace(
@@ -432,25 +432,25 @@ def _planned(plan: Plan, capacity: Capacity, sizes: BlockSizes) -> Plan:
     spec, resolved, layout = plan.spec, capacity.resolved, capacity.layout
     whole = pool_need(spec, sizes)
     need = whole.shared_among(pods(spec))
-    # Pods are not replaced for another number of replicas, so the limit is made for all with which
+    # Pods are not replaced for another number of replicas, so the slots are made for all with which
     # the pool fits.
     share = whole.largest_share(pods(spec), lambda share: surely_fits(capacity, share))
-    slots = slot_limits(capacity, share)
-    memory = capacity.memory(slots.limit)
-    blocks = capacity.blocks(slots.limit)
+    slots = engine_slots(capacity, share)
+    memory = capacity.memory(slots.written)
+    blocks = capacity.blocks(slots.written)
     assert memory.kv_cache_bytes is not None and blocks is not None
     # Judged with the memory that the engine has when it runs what is needed.
-    judged_slots = max(slots.limit, need.slots)
+    judged_slots = max(slots.written, need.slots)
     judged_blocks = capacity.blocks(judged_slots) or blocks
     budget = budget_interval(judged_blocks, spec.budget.safety_percent)
-    source = capacity.source(slots.limit)
-    fatal = would_not_start(capacity, slots.limit)
-    judgement = judge(need, budget, slots.limit)
-    concurrent = max_concurrent(capacity.budget(slots.limit).low, need.blocks_per_sequence)
+    source = capacity.source(slots.written)
+    fatal = would_not_start(capacity, slots.written)
+    judgement = judge(need, budget, slots.written)
+    concurrent = max_concurrent(capacity.budget(slots.written).low, need.blocks_per_sequence)
     sure = slots.sure
     if judgement.verdict is Verdict.FITS:
         sure = max(sure, need.slots)
-    if not surely_starts(capacity, slots.limit):
+    if not surely_starts(capacity, slots.written):
         sure = 0
         if judgement.verdict is Verdict.FITS:
             judgement = Judgement(Verdict.UNKNOWN, Reason.WITHIN_UNCERTAINTY)
@@ -462,7 +462,7 @@ def _planned(plan: Plan, capacity: Capacity, sizes: BlockSizes) -> Plan:
         judgement=judgement,
         sure=sure,
         concurrent=concurrent,
-        limit=slots.limit,
+        slots=slots.written,
         source=source,
     )
     if fatal is not None:
@@ -472,7 +472,7 @@ def _planned(plan: Plan, capacity: Capacity, sizes: BlockSizes) -> Plan:
             judgement.reason,
             "The engine would not start: BudgetComputed says why.",
         )
-    gates = _gates(spec, resolved, slots.limit, capacity.written_bytes(slots.limit))
+    gates = _gates(spec, resolved, slots.written, capacity.written_bytes(slots.written))
     judged = with_figures(
         plan,
         need=need,
@@ -494,10 +494,10 @@ def _planned(plan: Plan, capacity: Capacity, sizes: BlockSizes) -> Plan:
         steps=(
             *_layout_steps(spec, resolved, layout),
             *_memory_steps(capacity, judged_slots, judged_blocks, source),
-            *explain.need_steps(need, budget, engines=engines(spec), limit=slots.limit),
+            *explain.need_steps(need, budget, engines=engines(spec), slots=slots.written),
             *explain.offload_steps(gates.host_cache),
         ),
-        budget_computed=fatal or _budget_finding(capacity, slots.limit, source),
+        budget_computed=fatal or _budget_finding(capacity, slots.written, source),
         topology_fits=topology_fits,
         source=source,
         device_memory=capacity.device_memory(judged_slots),
@@ -611,7 +611,7 @@ def _budget_finding(capacity: Capacity, slots: int, source: Source) -> Finding:
 
 
 def _gates(
-    spec: InferencePoolSpec, resolved: Resolved, limit: int, kv_cache_bytes: int | None
+    spec: InferencePoolSpec, resolved: Resolved, slots: int, kv_cache_bytes: int | None
 ) -> Gates:
     """Return the limits of an engine; ``kv_cache_bytes`` is the memory of a rank it is given."""
     claim = spec.model.claim
@@ -619,16 +619,15 @@ def _gates(
     queue_limit = None
     if spec.admission.queue is Queue.BOUNDED:
         # It counts what runs and what waits in all engines of the pod.
-        slots = spec.parallelism.data * limit
-        queue_limit = slots + 2 * max(1, pool_need(spec, NO_SIZES).slots)
+        queue_limit = spec.parallelism.data * slots + 2 * max(1, pool_need(spec, NO_SIZES).slots)
     device = resolved.device.device
     return Gates(
         model_path=spec.model.name if claim is None else MODEL_MOUNT + folder,
         served_names=tuple(spec.model.served_names) or (spec.model.name,),
         max_model_tokens=spec.sequence.max_tokens,
-        slots=limit,
-        max_num_seqs=vllm.max_num_seqs(limit, spec.engine.version),
-        max_batched_tokens=max_batched_tokens(spec, device, limit),
+        slots=slots,
+        max_num_seqs=vllm.max_num_seqs(slots, spec.engine.version),
+        max_batched_tokens=max_batched_tokens(spec, device, slots),
         kv_cache_type=spec.sequence.kv_cache_type,
         prefix_caching=resolved.prefix_caching,
         queue_limit=queue_limit,

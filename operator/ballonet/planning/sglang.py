@@ -184,8 +184,8 @@ def _planned(plan: Plan, engine: _Engine) -> Plan:
         return largest(1, top, lambda slots: need.blocks_of_any(slots) <= promised) or 0
 
     sure, likely = most(budget.low), most(budget.high)
-    limit = need.slots if sure < need.slots <= likely else max(1, sure)
-    judgement = judge(need, budget, limit)
+    slots = need.slots if sure < need.slots <= likely else max(1, sure)
+    judgement = judge(need, budget, slots)
     concurrent = max_concurrent(budget.low, need.blocks_per_sequence)
     source = Source.PREDICTED if given_bytes(spec) is None else Source.GIVEN
     word = source.value.lower()
@@ -225,13 +225,13 @@ def _planned(plan: Plan, engine: _Engine) -> Plan:
             judgement=judgement,
             sure=sure,
             concurrent=concurrent,
-            limit=limit,
+            slots=slots,
             source=source,
         ),
         source=source,
         device=engine.device,
         device_memory=engine.device_memory,
-        engine_args=_arguments(spec, limit),
+        engine_args=_arguments(spec, slots),
         steps=(
             *_pool_steps(engine),
             *explain.memory_steps(
@@ -245,7 +245,7 @@ def _planned(plan: Plan, engine: _Engine) -> Plan:
                 safety_percent=spec.budget.safety_percent,
                 source=word,
             ),
-            *explain.need_steps(need, budget, engines=1, limit=limit),
+            *explain.need_steps(need, budget, engines=1, slots=slots),
         ),
     )
 
@@ -265,14 +265,14 @@ def _pool_steps(engine: _Engine) -> list[Step]:
     return steps
 
 
-def _arguments(spec: InferencePoolSpec, limit: int) -> tuple[str, ...]:
+def _arguments(spec: InferencePoolSpec, slots: int) -> tuple[str, ...]:
     """Return the arguments that carry the plan."""
     fraction = _fraction(spec)
     kv_cache = spec.sequence.kv_cache_type
     return (
         *("--model-path", spec.model.name),
         *("--context-length", str(spec.sequence.max_tokens)),
-        *("--max-running-requests", str(limit)),
+        *("--max-running-requests", str(slots)),
         *("--tp-size", str(spec.parallelism.tensor)),
         *(() if fraction is None else ("--mem-fraction-static", f"{float(fraction):.2f}")),
         *(("--kv-cache-dtype", "fp8_e4m3") if kv_cache is KvCacheType.FP8 else ()),

@@ -415,16 +415,16 @@ class Judgement:
     reason: Reason
 
 
-def judge(need: EngineNeed, budget: Interval, limit: int) -> Judgement:
+def judge(need: EngineNeed, budget: Interval, slots: int) -> Judgement:
     """Judge the need of one engine by its budget and by how many sequences it runs at once.
 
-    True only by the low end of the budget, False only by its high end or by the limit.
+    True only by the low end of the budget, False only by its high end or by its slots.
     """
-    if need.slots <= limit and need.asked_blocks <= budget.low:
+    if need.slots <= slots and need.asked_blocks <= budget.low:
         return Judgement(Verdict.FITS, Reason.FITS if need.slots else Reason.NO_TOPOLOGY)
-    if need.slots <= limit and need.asked_blocks <= budget.high:
+    if need.slots <= slots and need.asked_blocks <= budget.high:
         return Judgement(Verdict.UNKNOWN, Reason.WITHIN_UNCERTAINTY)
-    deadlock = 0 < limit <= need.waiting_holders
+    deadlock = 0 < slots <= need.waiting_holders
     return Judgement(
         Verdict.DOES_NOT_FIT, Reason.WOULD_DEADLOCK if deadlock else Reason.EXCEEDS_BUDGET
     )

@@ -180,8 +180,8 @@ def _cache_use(observed: Observed, record: AppliedRecord) -> CacheUse | None:
 
 def _verification(observed: Observed, record: AppliedRecord, serving: Plan) -> Verification | None:
     reports = [sample.report for sample in observed.samples if sample.report is not None]
-    # What was really started with, should today's planner choose another limit.
-    return verify(serving, reports, limit=record.budget["slots"]) if reports else None
+    # What was really started with, should today's planner choose another number.
+    return verify(serving, reports, slots=record.budget["slots"]) if reports else None
 
 
 def _diagnosis(
@@ -202,7 +202,7 @@ def _diagnosis(
     measured = verification.budget if verification is not None else None
     facts = facts_of(
         serving,
-        limit=record.budget["slots"],
+        slots=record.budget["slots"],
         thresholds=spec.diagnosis,
         block_tokens=measured.block_tokens if measured is not None else None,
     )
