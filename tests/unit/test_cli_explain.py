@@ -17,7 +17,7 @@ from ballonet.cli.explain_pool import shown
 from ballonet.cli.formats import OutputFormat
 from ballonet.cli.main import app
 from ballonet.cli.pool_story import NoStory, Story, duration, tell
-from ballonet.cluster.port import ApiError, Json
+from ballonet.cluster.port import ApiError, Json, Kind
 from ballonet.diagnosis.observation import Observation
 from ballonet.telemetry.connections import PrometheusConnection
 from ballonet.telemetry.history import Scrapes, history_queries
@@ -110,15 +110,18 @@ def cluster() -> People:
     ours = {"kind": "InferencePool", "name": "pool", "uid": uid}
     cluster.put(event("a", 5, ours, reason="SlotBound", action="KVPressure", note="4 wait"))
     cluster.put(event("b", 90, ours, reason="Applied", action="Configured", note="long ago"))
-    other = {"kind": "Pod", "name": "pool-b-7f-x"}
-    cluster.put(event("c", 4, other, reason="Killing", note="of another pool"))
+    for kind, name in (
+        ("Deployment", "pool-b"),
+        ("ReplicaSet", "pool-b-7f"),
+        ("Pod", "pool-b-7f-x"),
+    ):
+        other = {"kind": kind, "name": name}
+        cluster.put(event(f"c-{kind}", 4, other, reason="Killing", note="of another pool"))
     cluster.put(event("d", 4, {"kind": "Pod", "name": "pool-7f-x"}, reason="Unhealthy", note="503"))
     return cluster
 
 
 def _pool_key() -> tuple[Any, str, str]:
-    from ballonet.cluster.port import Kind
-
     return Kind.POOL, "agents", "pool"
 
 
@@ -156,6 +159,26 @@ async def test_without_a_prometheus_pods_are_shown_as_they_are(cluster: People) 
     text = drawn(await told(cluster))
     assert "pool-7f-x: blocks 64, running 3, waiting 2" in text
     assert "give --prometheus URL" in text
+
+
+async def test_a_pool_that_is_not_ready_says_why(cluster: People) -> None:
+    assert "Ready" not in drawn(await told(cluster))
+    pool = cluster.peek(*_pool_key())
+    assert pool is not None
+    unready = {"type": "Ready", "status": "False", "reason": "Refused", "message": "3 of 6 fit"}
+    cluster.put({**pool, "status": {**pool["status"], "conditions": [unready]}})
+    story = await told(cluster)
+    assert drawn(story).splitlines()[1] == "  Ready False (Refused): 3 of 6 fit"
+    assert json.loads(shown(story, OutputFormat.JSON, Canvas()))["unready"] == unready
+
+
+async def test_a_pod_that_has_not_started_is_no_fault(cluster: People) -> None:
+    pod = cluster.peek(Kind.POD, "agents", "pool-7f-x")
+    assert pod is not None
+    cluster.put({**pod, "status": {"phase": "Pending"}})
+    cluster.page = ApiError(400, "BadRequest", "address not allowed")
+    text = drawn(await told(cluster))
+    assert "note: pool-7f-x has not started yet" in text
 
 
 async def test_how_host_memory_is_used_is_told_of_pools_that_have_some(cluster: People) -> None:
@@ -294,6 +317,15 @@ async def test_blocks_verdicts_and_events_share_one_time_axis(
     assert chart["events"].count("|") >= 2
     assert "11:00:00" in lines["UTC"]
     assert "12:00:00" in lines["UTC"]
+
+
+async def test_pods_that_took_the_place_of_others_add_no_blocks(
+    cluster: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = busy_quarter()
+    kept = {"pool-7f-x": seen[:100], "pool-8a-y": seen[100:]}
+    monkeypatch.setattr(pool_story, "_scraped", lambda *_: kept)
+    assert "up to 100 of 127" in drawn(await told(cluster, prometheus=lambda _: CONNECTION))
 
 
 async def test_programs_get_the_same(cluster: People, prometheus: Any) -> None:

@@ -29,6 +29,7 @@ def document(story: Story) -> Json:
         "pool": f"{story.pool['metadata']['namespace']}/{story.pool['metadata']['name']}",
         "since": timestamp(story.since),
         "until": timestamp(story.until),
+        **({"unready": story.unready} if story.unready else {}),
         "diagnosis": story.diagnosis,
         **({"offload": story.offload} if story.offload else {}),
         "timeline": [
@@ -66,6 +67,9 @@ def _head(story: Story, canvas: Canvas) -> list[str]:
     style = {0: Style.GOOD, 1: Style.BAD}.get(story.exit_code, Style.UNSURE)
     since = f" since {said['since']}" if "since" in said else ""
     lines = [f"{metadata['namespace']}/{metadata['name']}: {canvas.paint(verdict, style)}{since}"]
+    if why := story.unready:
+        ready = f"Ready {why['status']} ({why['reason']}): {why['message']}"
+        lines += _wrapped(ready, canvas, "  ")
     for evidence in said.get("evidence", ()):
         lines += _wrapped(f"{evidence.get('name')}: {evidence.get('message')}", canvas, "  ")
     lever = said.get("lever")
@@ -178,7 +182,15 @@ def _figures(sample: Observation) -> dict[str, int]:
 
 
 def _capacity(history: History) -> int:
-    return sum(seen[-1].usable_blocks or 0 for seen in history.values() if seen)
+    """Return the most blocks that there were at one time: pods take the place of others."""
+    lives = [(seen[0].at, seen[-1]) for seen in history.values() if seen]
+    return max(
+        (
+            sum(last.usable_blocks or 0 for first, last in lives if first <= at <= last.at)
+            for at, _ in lives
+        ),
+        default=0,
+    )
 
 
 def _peaks(

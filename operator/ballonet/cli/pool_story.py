@@ -88,6 +88,19 @@ class Story:
         return found
 
     @property
+    def unready(self) -> Json:
+        """The condition Ready where it is not True; empty where the pool is ready."""
+        conditions: list[Json] = self.pool.get("status", {}).get("conditions") or []
+        return next(
+            (
+                one
+                for one in conditions
+                if one["type"] == ConditionType.READY and one["status"] != Status.TRUE
+            ),
+            {},
+        )
+
+    @property
     def offload(self) -> Json:
         """How host memory is used, as in the status but by the newest samples where there are any.
 
@@ -255,7 +268,11 @@ def _time(text: str | None) -> datetime | None:
 def _events(events: Iterable[Json], pool: Json) -> Iterator[Entry]:
     """Yield the Events about the pool and what it is made of."""
     name, uid = pool["metadata"]["name"], pool["metadata"]["uid"]
-    children = re.compile(rf"{re.escape(name)}(-[a-z0-9]+){{0,2}}")
+    # As their controllers name them: another pool's name may begin with this one's.
+    children = {
+        kind: re.compile(rf"{re.escape(name)}(-[a-z0-9]+){{{parts}}}")
+        for kind, parts in (("Deployment", 0), ("ReplicaSet", 1), ("Pod", 2))
+    }
     for event in events:
         about = event.get("regarding") or {}
         at = _time(
@@ -269,7 +286,7 @@ def _events(events: Iterable[Json], pool: Json) -> Iterator[Entry]:
         reason, note = event.get("reason", ""), event.get("note", "")
         if about.get("kind") == KIND and about.get("uid") == uid:
             yield Entry(at, f"{event.get('action', '')} {reason}".strip(), note)
-        elif about.get("kind") in ("Deployment", "ReplicaSet", "Pod") and children.fullmatch(
+        elif (child := children.get(about.get("kind", ""))) and child.fullmatch(
             about.get("name", "")
         ):
             yield Entry(at, f"{about['kind']} {reason}", f"{about['name']}: {note}")
@@ -328,7 +345,10 @@ async def _as_they_are(
             page = await cluster.pod_page(namespace, name, PORT, "/metrics")
             seen[name] = [read_page(page, now).observation]
         except (ApiError, InvalidPageError) as error:
-            problems.append(f"{name} cannot be read: {error}")
+            if pod.get("status", {}).get("phase") == "Pending":
+                problems.append(f"{name} has not started yet")
+            else:
+                problems.append(f"{name} cannot be read: {error}")
     return seen, problems
 
 
