@@ -143,6 +143,7 @@ def _question(
     agents: str | None,
     worker_context: str | None,
     engine: str,
+    kv_cache: str | None,
     config: str | None,
     weights_from: str | None,
     catalog: Catalog,
@@ -163,6 +164,9 @@ def _question(
         if worker_context is None
         else options.read("--worker-context", question.tokens, worker_context),
         engine=options.read("--engine", question.engine, engine),
+        kv_cache=None
+        if kv_cache is None
+        else options.read("--kv-cache", question.kv_cache, kv_cache),
         config_text=None if config is None else options.config_text(config),
         **given,
     )

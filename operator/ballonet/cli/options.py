@@ -52,7 +52,7 @@ KvCache = Annotated[
     typer.Option(
         "--kv-cache",
         metavar="FORMAT",
-        help="Number format of the KV cache: auto, bf16, fp8, or another that the engine takes.",
+        help="Number format of the KV cache: auto, bf16, fp8, or another word of the engine.",
     ),
 ]
 MemoryPercent = Annotated[

@@ -11,6 +11,8 @@ from ballonet.api.v1alpha1 import API_VERSION, KIND, MAX_NAME_CHARACTERS, KvCach
 from ballonet.catalog.flags import vllm_sampled_versions
 from ballonet.cli.pools import PoolDocument
 from ballonet.engines import sglang, vllm
+from ballonet.engines.vllm_planned import KV_CACHE_TYPES
+from ballonet.kv.cache_types import CACHE_TYPES
 
 # What the fields of the pool are called on the command line; longer paths first.
 OPTIONS: Final = {
@@ -65,6 +67,23 @@ def agents(text: str) -> tuple[int, ...]:
     if not counts or not all(counts):
         raise ValueError(f"{text!r} is no number of agents: write planner+workers, as 1+5, or 6")
     return counts
+
+
+def kv_cache(text: str) -> str:
+    """Return the number format of a text such as ``fp8``: a word of the resource or of the engine.
+
+    Raises:
+        ValueError: the format is not planned for.
+    """
+    words = {name: kind.value.lower() for kind, name in KV_CACHE_TYPES.items()}
+    formats = (*words.values(), *(name for name in CACHE_TYPES if name not in words))
+    name = text.strip().lower()
+    name = words.get(name, name)
+    if name not in formats:
+        raise ValueError(
+            f"{text!r} is no number format that is planned for: use one of {', '.join(formats)}"
+        )
+    return name
 
 
 class EngineName(Enum):
