@@ -104,6 +104,20 @@ def test_help_has_extras_in_brackets_as_pip_takes_them(option: str) -> None:
     assert "ballonet[hub]" in fit(option).stdout
 
 
+@pytest.mark.parametrize("words", [(), ("catalog",), ("receipts",)])
+def test_lists_of_commands_say_whole_sentences(words: tuple[str, ...]) -> None:
+    text = CliRunner().invoke(app, [*words, "--help"]).stdout.replace("[ARGS]...", "")
+    assert "..." not in text
+
+
+def test_the_examples_of_the_help_are_questions_that_can_be_asked() -> None:
+    lines = CliRunner().invoke(app, ["--help"]).stdout.splitlines()
+    examples = [line.split()[1:] for line in lines if line.strip().startswith("ballonet ")]
+    asked = [words for words in examples if words[0] in ("fit", "gpus")]
+    assert len(asked) == 2
+    assert all(CliRunner().invoke(app, words).exit_code in (0, 1) for words in asked)
+
+
 def test_the_version_is_an_option_too() -> None:
     option, command = (CliRunner().invoke(app, [word]) for word in ("--version", "version"))
     assert option.exit_code == command.exit_code == 0
@@ -132,6 +146,7 @@ def test_a_page_of_markdown() -> None:
         (("--context", "32kb"), "--context: '32kb' is no number of tokens"),
         (("--context", "0"), "--context: '0' is no number of tokens"),
         (("--worker-context", "16k"), "--worker-context: there are no workers"),
+        (("--kv-cache", "q8"), "--kv-cache: 'q8' is no number format that is planned for: use "),
         (("--runs", "4"), "--runs: there are no agents to run"),
         (("--engine", "ollama@1"), "--engine: 'ollama@1' is no engine"),
         (("--config", "-"), "--config -: standard input is not taken"),
@@ -192,6 +207,11 @@ def test_a_format_that_the_resource_has_no_word_for_is_an_argument_of_the_engine
     assert spec["spec"]["sequence"]["kvCacheType"] == "FP8"
     spec = yaml.safe_load(fit(*FITS, "--kv-cache", "fp8_e5m2", "--print-pool").stdout)
     assert spec["spec"]["engine"]["args"] == ["--kv-cache-dtype", "fp8_e5m2"]
+
+
+def test_a_format_may_be_given_in_the_words_of_the_engine() -> None:
+    printed = fit(*FITS, "--kv-cache", "bfloat16", "--print-pool").stdout
+    assert yaml.safe_load(printed)["spec"]["sequence"]["kvCacheType"] == "BF16"
 
 
 def test_devices_are_listed_from_the_cheapest_that_fits() -> None:

@@ -69,12 +69,12 @@ def engines(*, search: Search = None, output: options.Output = OutputFormat.TABL
 @app.command()
 def validate(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Files of entries; - reads one.")
+        list[str], typer.Argument(metavar="FILE", help="Files of entries; - reads one.")
     ],
 ) -> None:
-    """Check files of own devices and models, each over those before it.
+    """Check files of own devices and models.
 
-    Exit code: 0 they can be used, 2 they cannot.
+    A later file goes before an earlier one. Exit code: 0 they can be used, 2 they cannot.
     """
     from ballonet.catalog import Catalog, InvalidCatalog  # noqa: PLC0415
     from ballonet.cli.catalog_lists import changes  # noqa: PLC0415

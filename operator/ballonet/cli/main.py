@@ -26,8 +26,18 @@ from ballonet.cli.streams import bad_input, canvas, files_of, read_text, write
 if TYPE_CHECKING:
     from ballonet.cli.pools import ConfigMaps, PoolDocument
 
+# \b: lines as they stand.
+_EXAMPLES: Final = """\b
+Examples:
+  ballonet fit Qwen/Qwen3-32B --gpu H100-80GB --context 32k --agents 1+5
+  ballonet gpus Qwen/Qwen3-32B --context 32k --agents 1+5
+  ballonet plan -f pool.yaml --explain
+  ballonet explain POOL -n NAMESPACE
+"""
+
 app = typer.Typer(
     name="ballonet",
+    epilog=_EXAMPLES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -60,11 +70,16 @@ def _program(
     """Plan, enforce and verify the KV cache budget of LLM inference pools."""
 
 
+# In the order of a first visit: questions without a file come first.
+app.command()(fit)
+app.command()(gpus)
+
+
 @app.command()
 def plan(
     *,
     more_files: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE...", help="Further files or folders.")
+        list[str] | None, typer.Argument(metavar="FILE", help="Further files or folders.")
     ] = None,
     files: Annotated[
         list[str] | None,
@@ -130,10 +145,6 @@ def plan(
     raise typer.Exit(exit_code(outcomes))
 
 
-app.command()(fit)
-app.command()(gpus)
-
-
 @app.command()
 def explain(
     *,
@@ -143,7 +154,9 @@ def explain(
         typer.Option("--namespace", "-n", help="Its namespace; that of the context if left out."),
     ] = None,
     kube_context: options.KubeContext = None,
-    since: Annotated[str, typer.Option("--since", help="How far back, at most a day.")] = "1h",
+    since: Annotated[
+        str, typer.Option("--since", help="How far back, as 90s, 15m or 1h; at most 1d.")
+    ] = "1h",
     prometheus: Annotated[
         str | None,
         typer.Option("--prometheus", metavar="URL", help="A Prometheus: shows what was before."),

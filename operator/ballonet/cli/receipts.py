@@ -52,7 +52,10 @@ def list_receipts(
 
 @app.command()
 def export(*, namespace: options.Namespace = None, context: options.KubeContext = None) -> None:
-    """Print the receipts of a namespace as a ConfigMap, which import, list and plan take."""
+    """Print the receipts of a namespace as a ConfigMap.
+
+    The commands import, list and plan take it.
+    """
     from ballonet.reconcile.receipts import config_map  # noqa: PLC0415
 
     where = namespace_of(namespace, context)
@@ -61,7 +64,7 @@ def export(*, namespace: options.Namespace = None, context: options.KubeContext 
 
 @app.command("import")
 def import_receipts(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Exported files.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Exported files.")],
     *,
     namespace: options.Namespace = None,
     context: options.KubeContext = None,
