@@ -22,6 +22,7 @@ PAGES: Final = {
 }
 """Files that are generated as a whole."""
 PARTS: Final = {
+    "README.md": {"glance": reference.glance_part},
     "docs/catalog.md": {
         "devices": reference.devices_part,
         "slices": reference.slices_part,
@@ -36,6 +37,7 @@ PARTS: Final = {
     "docs/memory.md": {"classes": reference.classes_part},
     "docs/metrics-sources.md": {"series": reference.series_part},
     "docs/plan.md": {"sample": reference.sample_part},
+    "docs/workers.md": {"workers": reference.workers_part},
 }
 """Marked places of pages that are otherwise written by hand."""
 

@@ -369,6 +369,24 @@ def series_part() -> str:
     return "\n".join(rows) + "\n"
 
 
+def glance_part() -> str:
+    """Return the answer and the pictures of ``ballonet fit`` as the command prints them."""
+    return _console(
+        *("fit", "Qwen/Qwen3-32B", "--gpu", "H100-80GB", "--tensor", "2", "--context", "32k"),
+        *("--agents", "1+5"),
+        most_lines=12,
+    )
+
+
+def workers_part() -> str:
+    """Return what ``ballonet fit`` says of too many workers: the answer and the least of them."""
+    return _console(
+        *("fit", "Qwen/Qwen3-32B", "--gpu", "H100-80GB", "--tensor", "2", "--context", "32k"),
+        *("--agents", "1+100", "--worker-context", "16k"),
+        only=("Qwen/", "  remedy FewerWorkers"),
+    )
+
+
 def fit_part() -> str:
     """Return the answer of ``ballonet fit`` as the command prints it."""
     return _console(
@@ -391,11 +409,20 @@ def sample_part() -> str:
     return _console("plan", "-f", "examples/demo-unfit.yaml", "--explain")
 
 
-def _console(*arguments: str, most_lines: int | None = None) -> str:
-    """Return a command and what it prints in this tree, without colours and 80 columns wide."""
+def _console(*arguments: str, most_lines: int | None = None, only: tuple[str, ...] = ("",)) -> str:
+    """Return a command and what it prints in this tree, without colours and 80 columns wide.
+
+    Args:
+        arguments: of the command.
+        most_lines: what is beyond so many of its lines is left out.
+        only: beginnings of the lines that are shown.
+    """
     with chdir(ROOT):
         told = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"}).stdout
-    lines = told.rstrip("\n").splitlines()
-    if most_lines is not None and len(lines) > most_lines:
-        lines = [*lines[:most_lines], "..."]
+    printed = told.rstrip("\n").splitlines()
+    lines: list[str] = []
+    for number, line in enumerate(printed):
+        shown = line.startswith(only) and (most_lines is None or number < most_lines)
+        if shown or lines[-1:] != ["..."]:
+            lines.append(line if shown else "...")
     return "\n".join(["```console", f"$ ballonet {shlex.join(arguments)}", *lines, "```", ""])
