@@ -197,7 +197,9 @@ def test_violation_is_found(conditions, fault):
         (T.ENGINE_HEALTHY, ("False", "EngineStuck"), ("True", "Healthy"), True, False),
         (T.AVAILABLE, ("False", "Starting"), ("True", "MinimumReplicasAvailable"), True, False),
         (T.AVAILABLE, None, ("True", "MinimumReplicasAvailable"), False, False),
-        (T.AVAILABLE, None, ("False", "Starting"), True, True),
+        (T.AVAILABLE, None, ("False", "Starting"), True, False),
+        (T.CONFIGURED, ("True", "Applied"), ("False", "Settling"), True, False),
+        (T.AVAILABLE, ("False", "Starting"), ("False", "CrashLoop"), True, True),
     ],
 )
 def test_what_deserves_an_event_and_of_which_type(kind, before, now, news, warning):

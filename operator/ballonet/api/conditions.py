@@ -383,8 +383,16 @@ REASONS: Final[dict[ConditionType, dict[Status, tuple[Reason, ...]]]] = {
 }
 
 
+# False for a while in every start and roll-out that goes well.
+_PROGRESS: Final = frozenset({Reason.STARTING, Reason.SETTLING})
+
+
 def is_warning(kind: str, status: str, reason: str) -> bool:
     """Return whether a condition says something that somebody should look into."""
+    return _is_bad(kind, status, reason) and reason not in _PROGRESS
+
+
+def _is_bad(kind: str, status: str, reason: str) -> bool:
     if kind == ConditionType.KV_PRESSURE:
         return status != Status.UNKNOWN and reason not in _CALM
     return status == Status.FALSE
@@ -399,8 +407,8 @@ def is_news(kind: str, now: tuple[str, str], before: tuple[str, str] | None) -> 
     if now[0] == Status.UNKNOWN or now == before:
         return False
     live = kind in (ConditionType.KV_PRESSURE, ConditionType.ENGINE_HEALTHY)
-    earlier = before is not None and not (live and not is_warning(kind, *before))
-    return earlier or is_warning(kind, *now)
+    earlier = before is not None and not (live and not _is_bad(kind, *before))
+    return earlier or _is_bad(kind, *now)
 
 
 def summarize(findings: dict[ConditionType, Finding]) -> dict[ConditionType, Finding]:
