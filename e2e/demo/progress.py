@@ -50,7 +50,9 @@ class Progress:
             if not answer and time.monotonic() - spoken >= HEARTBEAT_SECONDS:
                 spoken = time.monotonic()
                 more = detail()
-                self.say(f"... {what}: {spoken - start:.0f} s" + (f" ({more})" if more else ""))
+                self.say(
+                    f"... until {what}: {spoken - start:.0f} s" + (f" ({more})" if more else "")
+                )
             return answer
 
         return eventually(probe_and_speak, what, timeout_seconds=timeout_seconds)

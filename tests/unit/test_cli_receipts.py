@@ -100,6 +100,12 @@ def test_damaged_lines_are_left_out_and_counted_beside_good_ones(tmp_path: Path)
     assert planned.stderr == result.stderr
 
 
+def test_a_namespace_without_receipts_says_when_they_come(cluster: Cluster) -> None:
+    result = CliRunner().invoke(app, ["receipts", "list", "-n", "agents"])
+    assert result.exit_code == 0
+    assert "no receipts: engines make them when they start" in result.stderr
+
+
 def test_damaged_lines_of_a_namespace_are_counted_too(cluster: Cluster) -> None:
     cluster.put(damaged(kept(boot()), *("nonsense",) * 5))
     result = CliRunner().invoke(app, ["receipts", "export", "-n", "agents"])

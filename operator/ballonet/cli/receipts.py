@@ -47,6 +47,11 @@ def list_receipts(
     found = receipts_of(files) if files else _receipts(namespace_of(namespace, context), context)
     rows = tuple(_row(receipt) for receipt in found.all)
     documents = [receipt.model_dump(mode="json", by_alias=True) for receipt in found.all]
+    if not rows and output is OutputFormat.TABLE:
+        note(
+            "no receipts: engines make them when they start with KV memory that was predicted, "
+            "neither given nor pinned"
+        )
     write(listing(output, canvas(), Table(_HEADINGS, rows, _NUMBERS), documents))
 
 

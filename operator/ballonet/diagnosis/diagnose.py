@@ -56,7 +56,7 @@ class Diagnosis:
     courses: Courses
 
 
-TOO_FEW: Final = "the engines have not been watched for long enough"
+TOO_FEW: Final = "the engines have not been watched for spec.diagnosis.pressureSeconds yet"
 
 
 def no_verdict(why: str) -> Diagnosis:

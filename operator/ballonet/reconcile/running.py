@@ -12,6 +12,7 @@ from ballonet.diagnosis.cache_use import CacheUse, cache_use
 from ballonet.diagnosis.diagnose import Courses, Diagnosis, diagnose, no_verdict
 from ballonet.diagnosis.facts import facts_of
 from ballonet.diagnosis.levers import Advice, advise
+from ballonet.kv.units import counted
 from ballonet.planning.measured import Verification, verify
 from ballonet.planning.plan import Plan
 from ballonet.planning.receipts import NO_RECEIPTS
@@ -146,9 +147,8 @@ def _metrics_available(observed: Observed) -> Finding:
         awaited = first.reason is Reason.AWAITING_SCRAPE
         status = Status.UNKNOWN if awaited else Status.FALSE
         return Finding(status, first.reason, f"pod {first.target.name}: {first.message}")
-    return Finding(
-        Status.TRUE, Reason.SCRAPED, f"{len(observed.readings)} serving engine pods reported"
-    )
+    who = counted(len(observed.readings), "serving engine pod")
+    return Finding(Status.TRUE, Reason.SCRAPED, f"{who} reported")
 
 
 def sequences_observed(observed: Observed, record: AppliedRecord) -> dict[ConditionType, Finding]:
@@ -161,13 +161,13 @@ def sequences_observed(observed: Observed, record: AppliedRecord) -> dict[Condit
         text = "the probe goes with the pods that load it"
         finding = Finding(Status.UNKNOWN, Reason.NO_ENGINE, text)
     elif not samples or not all(sample.target.probe_ports for sample in samples):
-        text = "no engine that loads the probe has reported yet"
+        text = "no engine that loads the probe reports: MetricsAvailable says why"
         finding = Finding(Status.UNKNOWN, Reason.NO_ENGINE, text)
     elif silent is not None and silent.silence is not None:
         text = f"pod {silent.target.name}: {silent.silence.message}"
         finding = Finding(Status.FALSE, silent.silence.reason, text)
     else:
-        text = f"the probes of {len(samples)} serving engine pods reported"
+        text = f"the probes of {counted(len(samples), 'serving engine pod')} reported"
         finding = Finding(Status.TRUE, Reason.PROBED, text)
     return {ConditionType.SEQUENCES_OBSERVED: finding}
 
