@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
-from ballonet.api.status import MAX_MESSAGE_CHARACTERS, Source, Verdict
+from ballonet.api.status import MAX_MESSAGE_CHARACTERS, Source, Verdict, cut
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.catalog import Accelerator
 from ballonet.engines.base import HostCache
@@ -36,9 +36,7 @@ def span(interval: Interval) -> str:
 
 def bounded(message: str) -> str:
     """Return a message that fits into a condition."""
-    if len(message) <= MAX_MESSAGE_CHARACTERS:
-        return message
-    return message[: MAX_MESSAGE_CHARACTERS - 4].rstrip() + " ..."
+    return cut(message, MAX_MESSAGE_CHARACTERS)
 
 
 def _plain(need: EngineNeed) -> RunNeed | None:
