@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -51,7 +50,6 @@ class Serving:
     predicted: Json
     measured: Json
     verified: Json
-    ready_seconds: float
 
 
 @dataclass(frozen=True)
@@ -158,10 +156,8 @@ class Story:
         patch = next(r["patch"] for r in refused.remedies if r["name"] == "LowerCeiling")
         self.progress.step("2. The remedy LowerCeiling, taken from status as it stands there")
         self.progress.quote(f"kubectl patch kvpool {POOL_NAME} --type=merge -p '{patch}'")
-        started = time.monotonic()
         self._kubectl("patch", "kvpool", POOL_NAME, "--type=merge", "-p", patch)
         pool = self._wait_ready(POOL_NAME)
-        ready_seconds = time.monotonic() - started
         args = tuple(pool["status"]["engine"]["args"])
         self.progress.say("the engine serves; Ballonet wrote these flags:")
         self.progress.quote(" ".join(args))
@@ -181,7 +177,6 @@ class Story:
             predicted=status["budget"]["predicted"],
             measured=status["budget"]["measured"],
             verified=condition(verified, "BudgetVerified") or {},
-            ready_seconds=ready_seconds,
         )
 
     def compare(self, refused: Refused, serving: Serving) -> Outcome:
