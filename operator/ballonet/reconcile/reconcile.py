@@ -11,7 +11,6 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 
 from ballonet.api.conditions import ConditionType, Finding, Reason, Status, is_warning
-from ballonet.api.status import timestamp
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.catalog import Catalog
 from ballonet.cluster.lease import LEASE_SECONDS
@@ -23,6 +22,7 @@ from ballonet.planning.receipts import NO_RECEIPTS, Receipts
 from ballonet.reconcile import status as pool_status
 from ballonet.reconcile.decide import Decision, broken, decide
 from ballonet.reconcile.drift import must_apply
+from ballonet.reconcile.engines import Engines
 from ballonet.reconcile.gather import (
     Observed,
     read_children,
@@ -38,22 +38,13 @@ from ballonet.reconcile.pods import EndedRun, rolling_out, targets
 from ballonet.reconcile.receipts import ReceiptBook
 from ballonet.reconcile.record import ANNOTATION, normal_form
 from ballonet.reconcile.starts import receipt_status, starts
-from ballonet.telemetry.port import (
-    FRESH_SECONDS,
-    EngineSample,
-    MetricsSource,
-    PodTarget,
-    ScrapeFailure,
-)
-from ballonet.telemetry.ring import Ring
+from ballonet.telemetry.port import EngineSample, MetricsSource
 
 log = structlog.get_logger(__name__)
 
 # The spec must stay unchanged for the first, but a change never waits longer than the second.
 QUIET_SECONDS: Final = 2.0
 LONGEST_WAIT_SECONDS: Final = 10.0
-# A Prometheus may take this long until it has scraped a new pod twice.
-FIRST_SCRAPE_SECONDS: Final = 90.0
 SERVING_PERIOD_SECONDS: Final = 15.0
 # More pools than 300 have passes less often, each being five requests to the API server. Their
 # engines are read in between: a little after a pass would have, so that it has the first go.
@@ -110,29 +101,16 @@ class _Refused:
 
 
 @dataclass
-class _Engine:
-    """What is remembered of one engine pod: its last sample and its recent observations."""
-
-    target: PodTarget
-    last: EngineSample | None = None
-    ring: Ring = field(default_factory=Ring)
-
-
-@dataclass
 class _Memory:
     """What a process remembers of a pool between passes; nothing breaks when it is lost."""
 
-    uid: str = ""
+    uid: str
+    engines: Engines
     generation: int = 0
     changed_at: float = 0.0
     burst_began_at: float = 0.0
     plans: dict[str, Plan | None] = field(default_factory=dict)
     earlier_plans: dict[str, Plan | None] = field(default_factory=dict)
-    # The engines that the last pass found, by the uid of their pod, and where they are read.
-    engines: dict[str, _Engine] = field(default_factory=dict)
-    connection: str | None = None
-    found_at: float = 0.0
-    read_at: float = 0.0
     words: dict[EndedRun, str] = field(default_factory=dict)
     refused: _Refused | None = None
     # The record of what was applied last, so that a Deployment deleted by hand is put back as it
@@ -192,7 +170,7 @@ class Reconciler:
         memory = self._recall(key, pool)
         children = await read_children(self._cluster, pool)
         if await self._is_held_elsewhere(pool, children[0]):
-            memory.engines = {}
+            memory.engines.found([])
             return Outcome(REFERENCE_PERIOD_SECONDS)
         observed = await self._gather(pool, children, memory)
         own = observed.deployment.own
@@ -235,14 +213,13 @@ class Reconciler:
 
         Without those whose last pass is too long ago: the API server may be away.
         """
-        now = self._monotonic()
         known_seconds = max(LOOKED_AT_SECONDS, 2 * _serving_period(len(self._memory)))
         return [
             key
             for key, memory in self._memory.items()
-            if memory.engines
-            and now - memory.read_at >= LOOK_PERIOD_SECONDS
-            and now - memory.found_at <= known_seconds
+            if memory.engines.are_due(
+                unread_seconds=LOOK_PERIOD_SECONDS, found_seconds=known_seconds
+            )
         ]
 
     async def look(self, key: PoolKey) -> tuple[EngineSample, ...]:
@@ -253,7 +230,7 @@ class Reconciler:
         memory = self._memory.get(key)
         if memory is None:
             return ()
-        return tuple(r for r in await self._read(memory) if isinstance(r, EngineSample))
+        return tuple(r for r in await memory.engines.read() if isinstance(r, EngineSample))
 
     def forget(self, key: PoolKey) -> None:
         """Drop what is remembered of a pool that is gone."""
@@ -267,7 +244,8 @@ class Reconciler:
         metadata = pool["metadata"]
         memory = self._memory.get(key)
         if memory is None or memory.uid != metadata["uid"]:
-            memory = self._memory[key] = _Memory(uid=metadata["uid"])
+            engines = Engines(self._metrics, self._now, self._monotonic)
+            memory = self._memory[key] = _Memory(metadata["uid"], engines)
         if memory.generation != metadata.get("generation"):
             now = self._monotonic()
             if now - memory.changed_at >= QUIET_SECONDS:
@@ -334,8 +312,8 @@ class Reconciler:
             )
         pods = await read_pods(self._cluster, pool, children[0])
         memory.words = await read_last_words(self._cluster, pods, memory.words)
-        engines = targets(pods)
-        readings = await self._read_engines(spec, engines, memory)
+        memory.engines.found(targets(pods), spec.metrics.connection if spec else None)
+        readings = await memory.engines.read()
         return Observed(
             pool=pool,
             spec=spec,
@@ -348,7 +326,7 @@ class Reconciler:
             pods=pods,
             last_words={run.pod: words for run, words in memory.words.items()},
             readings=readings,
-            history={engine.name: tuple(memory.engines[engine.uid].ring) for engine in engines},
+            history=memory.engines.history(),
             applied=memory.applied,
             courses=memory.courses,
             receipts=await self._read_receipts(pool, spec),
@@ -359,62 +337,6 @@ class Reconciler:
         if spec is None or given_bytes(spec) is not None:
             return NO_RECEIPTS
         return await self._receipts.read(pool["metadata"]["namespace"])
-
-    async def _read_engines(
-        self, spec: InferencePoolSpec | None, engines: list[PodTarget], memory: _Memory
-    ) -> list[EngineSample | ScrapeFailure]:
-        """Read the engines that there are now."""
-        known, memory.engines = memory.engines, {}
-        for target in engines:
-            engine = memory.engines[target.uid] = known.get(target.uid) or _Engine(target)
-            engine.target = target
-        memory.connection = spec.metrics.connection if spec else None
-        memory.found_at = self._monotonic()
-        return await self._read(memory) if engines else []
-
-    async def _read(self, memory: _Memory) -> list[EngineSample | ScrapeFailure]:
-        """Read every engine; where that fails, a fresh enough sample of the same pod stands in."""
-        memory.read_at = self._monotonic()
-        # A pass may replace them while a look waits for them.
-        engines = memory.engines
-        readings = await self._metrics.read(
-            [engine.target for engine in engines.values()], memory.connection
-        )
-        outcome: list[EngineSample | ScrapeFailure] = []
-        for reading in readings:
-            engine = engines[reading.target.uid]
-            if isinstance(reading, EngineSample):
-                engine.last = reading
-                engine.ring.add(reading.observation)
-            outcome.append(self._fresh(engine.last, reading))
-        return outcome
-
-    def _fresh(
-        self, last: EngineSample | None, reading: EngineSample | ScrapeFailure
-    ) -> EngineSample | ScrapeFailure:
-        """Return the last sample while it is fresh, by its own time; else why there is none."""
-        if last is None:
-            return self._awaited(reading)
-        # Either way round: a clock that was set back must not make an old sample fresh.
-        if abs(self._now() - last.observation.at) <= timedelta(seconds=FRESH_SECONDS):
-            return last
-        if isinstance(reading, EngineSample):
-            # Its time would be another in each pass, and each would write status.
-            where = "old" if last.observation.at < self._now() else "ahead of the operator's clock"
-            said = f"its newest report is more than {FRESH_SECONDS:g} s {where}"
-            return ScrapeFailure(reading.target, Reason.STALE, said)
-        said = f"its last report is of {timestamp(last.observation.at)}"
-        silent = reading.reason in (Reason.UNREACHABLE, Reason.NO_SERIES)
-        reason = Reason.STALE if silent else reading.reason
-        return ScrapeFailure(reading.target, reason, f"{reading.message}; {said}")
-
-    def _awaited(self, reading: EngineSample | ScrapeFailure) -> EngineSample | ScrapeFailure:
-        """Return a reading; that nobody has scraped a new pod yet is no failure."""
-        if isinstance(reading, EngineSample) or reading.reason is not Reason.NO_SERIES:
-            return reading
-        since = reading.target.ready_since
-        new = since is not None and self._now() - since < timedelta(seconds=FIRST_SCRAPE_SECONDS)
-        return replace(reading, reason=Reason.AWAITING_SCRAPE) if new else reading
 
     def _plan(
         self,
