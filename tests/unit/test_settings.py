@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from ballonet.app.catalog import read_catalog
-from ballonet.app.settings import LogFormat, LogLevel, Settings, SettingsError, flag, load, variable
+from ballonet.app.settings import (
+    LogFormat,
+    LogLevel,
+    Settings,
+    SettingsError,
+    argument_parser,
+    flag,
+    load,
+    variable,
+)
 from ballonet.catalog import Catalog
 
 
@@ -18,6 +27,13 @@ def test_flags_win_over_variables_and_these_over_defaults() -> None:
     assert settings.log_level is LogLevel.DEBUG
     assert settings.log_format is LogFormat.CONSOLE
     assert settings.resync_seconds == 600
+
+
+def test_the_help_says_defaults_and_the_words_that_a_setting_takes() -> None:
+    text = " ".join(argument_parser().format_help().split())
+    assert "One of debug, info, warning, error. Default: info." in text
+    assert "Pools that are worked on at the same time. Default: 4." in text
+    assert "empty means the whole cluster. --namespace" in text
 
 
 def test_namespaces_are_a_list_with_commas_and_empty_means_all() -> None:

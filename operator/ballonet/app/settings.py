@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic import ValidationError as PydanticError
+from pydantic.fields import FieldInfo
 
 from ballonet.cluster.connection import own_namespace
 
@@ -94,7 +95,9 @@ class Settings(BaseModel):
     log_level: LogLevel = Field(LogLevel.INFO, description="Least level that is logged.")
     log_format: LogFormat = Field(LogFormat.JSON, description="JSON lines or a console's lines.")
     kube_context: str | None = Field(
-        None, description="Context of the kubeconfig; absent means the pod's own ServiceAccount."
+        None,
+        description="Context of the kubeconfig; absent means the pod's own ServiceAccount, else "
+        "the current context.",
     )
     api_timeout_seconds: Annotated[int, Field(ge=1, le=300)] = Field(
         30, description="Longest time of one call to the API server."
@@ -183,5 +186,17 @@ def argument_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     for name, field in Settings.model_fields.items():
-        parser.add_argument(flag(name), dest=name, metavar="VALUE", help=field.description)
+        parser.add_argument(flag(name), dest=name, metavar="VALUE", help=_help(field))
     return parser
+
+
+def _help(field: FieldInfo) -> str:
+    """Return what a setting means, the words that it takes, and its default if that is a value."""
+    kind = field.annotation
+    words = list(kind) if isinstance(kind, type) and issubclass(kind, StrEnum) else []
+    parts = [field.description or ""]
+    if words:
+        parts.append(f"One of {', '.join(words)}.")
+    if field.default_factory is None and field.default not in (None, ()):
+        parts.append(f"Default: {field.default}.")
+    return " ".join(parts)
