@@ -704,7 +704,7 @@ def _roles_above_ceiling(spec: InferencePoolSpec) -> Iterator[Problem]:
 
 def _compacted_above_ceilings(spec: InferencePoolSpec) -> Iterator[Problem]:
     for t, r, role in _roles(spec):
-        ceiling = role.max_tokens or spec.sequence.max_tokens
+        ceiling = spec.ceiling_of(role)
         if role.compact_at_tokens is not None and role.compact_at_tokens > ceiling:
             text = f"is above the role's ceiling of {ceiling}: lower it or raise that"
             yield _of_role(t, r, "compactAtTokens"), f"{role.compact_at_tokens} {text}"
@@ -747,14 +747,18 @@ def _prefixes_above_ceiling(spec: InferencePoolSpec) -> Iterator[Problem]:
             yield f".sharedPrefixes[{index}].tokens", f"{prefix.tokens:,} {text}"
 
 
+def _on_cpu(spec: InferencePoolSpec) -> bool:
+    return spec.accelerator.type.lower() == "cpu"
+
+
 def _cpu_without_memory(spec: InferencePoolSpec) -> Iterator[Problem]:
-    if spec.accelerator.type.lower() == "cpu" and spec.budget.kv_cache_memory_per_rank is None:
+    if _on_cpu(spec) and spec.budget.kv_cache_memory_per_rank is None:
         text = "accelerator.type CPU needs it: give for example 8Gi"
         yield ".budget.kvCacheMemoryPerRank", text
 
 
 def _cpu_without_image(spec: InferencePoolSpec) -> Iterator[Problem]:
-    if spec.accelerator.type.lower() == "cpu" and spec.engine.image is None:
+    if _on_cpu(spec) and spec.engine.image is None:
         text = "accelerator.type CPU needs one, because the public image is for GPUs: name yours"
         yield ".engine.image", text
 
@@ -868,6 +872,10 @@ class InferencePoolSpec(Model):
     diagnosis: DiagnosisSpec = Field(
         default_factory=DiagnosisSpec, description="When live numbers count as a finding."
     )
+
+    def ceiling_of(self, role: Role) -> int:
+        """Return the most tokens that a sequence of a role may hold: its own or the pool's."""
+        return role.max_tokens or self.sequence.max_tokens
 
     @property
     def sequences_of_runs(self) -> int:

@@ -148,7 +148,7 @@ def _sizes(
             return None, False
         whole = told
         at_ceiling_only = all(
-            role.max_tokens in (None, ceiling) for t in spec.topologies for role in t.roles
+            spec.ceiling_of(role) == ceiling for t in spec.topologies for role in t.roles
         )
         return BlockSizes(lambda _tokens: whole, lambda _tokens: 0), at_ceiling_only
     block_tokens = _block_tokens(spec, layout, report)

@@ -90,7 +90,7 @@ def _limits(spec: InferencePoolSpec) -> dict[str, dict[str, int]]:
     roles = [role for topology in spec.topologies for role in topology.roles]
     for name in dict.fromkeys(role.name for role in roles):
         namesakes = [role for role in roles if role.name == name]
-        ceilings = [role.max_tokens or spec.sequence.max_tokens for role in namesakes]
+        ceilings = [spec.ceiling_of(role) for role in namesakes]
         limits[name] = {"ceilingTokens": max(ceilings)}
         compact = [role.compact_at_tokens for role in namesakes]
         if None not in compact:

@@ -41,7 +41,7 @@ def runtime_budget(plan: Plan) -> dict[str, Any]:
         return None if layout is None else layout.blocks(tokens)
 
     def role_document(role: Role) -> dict[str, Any]:
-        tokens = role.max_tokens or ceiling
+        tokens = spec.ceiling_of(role)
         shared = {} if role.shared_prefix is None else {"sharedPrefix": role.shared_prefix}
         return {
             "name": role.name,

@@ -344,7 +344,7 @@ def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
     }
 
     def role_need(role: Role) -> RoleNeed:
-        ceiling = role.max_tokens or spec.sequence.max_tokens
+        ceiling = spec.ceiling_of(role)
         # The engine works out the last token of every prompt anew (v1/core/kv_cache_manager.py), so
         # each sequence has at least one block of its own.
         prefix = min(credited.get(role.shared_prefix or "", 0), ceiling - 1)
@@ -391,20 +391,20 @@ def pool_need(spec: InferencePoolSpec, sizes: BlockSizes) -> EngineNeed:
 
 def role_statuses(spec: InferencePoolSpec, sizes: BlockSizes | None) -> list[RoleStatus]:
     """Return what each role takes and who holds it to its ceiling; as many as status takes."""
-    ceiling = spec.sequence.max_tokens
-    roles = ((topology, role) for topology in spec.topologies for role in topology.roles)
-    return [
-        RoleStatus(
+
+    def status(topology: Topology, role: Role) -> RoleStatus:
+        ceiling = spec.ceiling_of(role)
+        by_server = ceiling == spec.sequence.max_tokens
+        return RoleStatus(
             topology=topology.name,
             role=role.name,
-            max_tokens=role.max_tokens or ceiling,
-            blocks=None if sizes is None else sizes.blocks(role.max_tokens or ceiling),
-            enforced_by=EnforcedBy.SERVER
-            if (role.max_tokens or ceiling) == ceiling
-            else EnforcedBy.RUNTIME,
+            max_tokens=ceiling,
+            blocks=None if sizes is None else sizes.blocks(ceiling),
+            enforced_by=EnforcedBy.SERVER if by_server else EnforcedBy.RUNTIME,
         )
-        for topology, role in islice(roles, MAX_ROLES)
-    ]
+
+    roles = ((topology, role) for topology in spec.topologies for role in topology.roles)
+    return [status(topology, role) for topology, role in islice(roles, MAX_ROLES)]
 
 
 @dataclass(frozen=True, slots=True)
