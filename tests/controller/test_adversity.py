@@ -226,6 +226,39 @@ async def test_a_record_of_a_newer_operator_still_keeps_pods(world: World) -> No
     assert world.condition("Configured") == ("True", "UpdatePending")
 
 
+def _places(value: Any, depth: int, *path: str) -> Any:
+    """Yield the path of each member of a document, down to a depth."""
+    for key, member in value.items() if isinstance(value, dict) else ():
+        yield (*path, key)
+        if depth > 1:
+            yield from _places(member, depth - 1, *path, key)
+
+
+async def test_a_record_that_is_damaged_anywhere_is_mended_or_kept(world: World) -> None:
+    await serving(world)
+    before = world.deployment()
+    assert before is not None
+    text = before["metadata"]["annotations"][ANNOTATION]
+    whole = json.loads(gzip.decompress(base64.b64decode(text)))
+    for path in [*_places(whole, 3)]:
+        for damage in (None, 7, "x", [], {}):
+            damaged = json.loads(json.dumps(whole))
+            inner = damaged
+            for key in path[:-1]:
+                inner = inner[key]
+            inner[path[-1]] = damage
+            packed = base64.b64encode(gzip.compress(json.dumps(damaged).encode())).decode()
+
+            def write(deployment: Json, text: str = packed) -> None:
+                deployment["metadata"]["annotations"][ANNOTATION] = text
+
+            world.cluster.edit(Kind.DEPLOYMENT, NAMESPACE, "pool", write)
+            world.restart_operator()
+            await world.reconcile()
+            assert world.condition("Configured")[0] == "True", (path, damage)
+            world.cluster.put(before)
+
+
 def test_a_record_that_is_nested_without_an_end_is_none() -> None:
     assert decode(base64.b64encode(gzip.compress(b"[" * 200_000)).decode()) is None
 

@@ -13,11 +13,12 @@ import zlib
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ballonet.api.quantity import quantity_bytes
 from ballonet.api.v1alpha1 import InferencePoolSpec, OffloadMode
 from ballonet.cluster.port import Json
+from ballonet.engines.vllm_written import given_kv_bytes, written_limits
 
 ANNOTATION: Final = "ballonet.io/applied"
 # The members of the document for agent runtimes that an engine enforces.
@@ -101,17 +102,67 @@ class AppliedRecord:
         return self if now == self else now
 
 
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _Budget(_Part):
+    slots: int
+    ceilingTokens: int  # noqa: N815 - as it is written
+
+
+class _Engine(_Part):
+    version: str
+
+
+class _Spec(_Part):
+    engine: _Engine
+    budget: dict[str, Any] = {}
+    offload: dict[str, Any] = {}
+
+
+class _Container(_Part):
+    name: str
+
+
+class _PodSpec(_Part):
+    containers: list[_Container] = Field(min_length=1)
+    volumes: list[dict[str, Any]] = []
+
+
+class _Template(_Part):
+    spec: _PodSpec
+
+
+class _Whole(_Part):
+    """What a record must have to be worked with; whoever may edit a Deployment may write any."""
+
+    uid: str
+    generation: int
+    spec: _Spec
+    config_text: str | None
+    template: _Template
+    strategy: dict[str, Any]
+    engine_args: list[str]
+    budget: _Budget
+    previous_budget: _Budget | None = None
+    receipts: str = ""
+
+
 def decode(text: str | None) -> AppliedRecord | None:
-    """Return the record in an annotation, or None where there is none that can be read."""
+    """Return the record in an annotation, or None where there is none that is whole."""
     if not text:
         return None
     try:
         unzipper = zlib.decompressobj(wbits=31)
         raw = unzipper.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
         stored: dict[str, Any] = json.loads(raw)
+        _Whole.model_validate(stored)
         # A newer operator may have written more; that is no reason to lose what is known here.
         known = {name: stored[name] for name in _members() if name in stored}
         record = AppliedRecord(**{**known, "engine_args": tuple(known["engine_args"])})
+        written_limits(record.engine_args), given_kv_bytes(record.engine_args)
+        _ = record.host_cache_bytes
     except (ValueError, TypeError, KeyError, RecursionError, zlib.error):
         return None
     object.__setattr__(record, "_read_from", text)
