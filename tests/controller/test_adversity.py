@@ -20,7 +20,7 @@ from ballonet.planning.measured import EngineReport
 from ballonet.planning.plan import Plan
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.record import ANNOTATION, decode
-from ballonet.telemetry.pages import MAX_LINES
+from ballonet.telemetry.pages import MAX_LINES, MAX_PAGE_LINES
 from ballonet.telemetry.reading import InvalidPageError
 from ballonet.telemetry.scrape import read_page
 from e2e.harness.pools import a_pool
@@ -400,6 +400,11 @@ def test_a_metrics_page_of_endless_series_is_refused() -> None:
     page = "".join(line.format(n) for n in range(MAX_LINES + 1))
     with pytest.raises(InvalidPageError, match=str(MAX_LINES)):
         read_page(page, World().engines.now)
+
+
+def test_a_metrics_page_of_endless_lines_is_refused_at_once() -> None:
+    with pytest.raises(InvalidPageError, match=str(MAX_PAGE_LINES)):
+        read_page("\n" * (MAX_PAGE_LINES + 1), World().engines.now)
 
 
 @pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"HTTP/1.0 200 OK\r\n\r\n\xff"])

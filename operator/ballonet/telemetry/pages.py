@@ -15,6 +15,8 @@ from ballonet.telemetry.reading import InvalidPageError, Page, Series
 # Some lines for each engine in a pod, the longest with the labels of its cache: to parse more would
 # only keep the event loop busy.
 MAX_LINES: Final = 2048
+# Of all lines, read or not: a page of 64 engines has half of them.
+MAX_PAGE_LINES: Final = 65_536
 MAX_LINE_CHARACTERS: Final = 8192
 MAX_CHARACTERS: Final = 512 * 1024
 # The lines that engines write: labels without escapes, a number, no timestamp.
@@ -93,6 +95,9 @@ def series_of(page: str, wanted: Iterable[str]) -> Page:
         InvalidPageError: the page does not parse, or has more lines of them than any engine.
     """
     names = frozenset(wanted)
+    # Each costs the event loop time, an empty one too.
+    if page.count("\n") > MAX_PAGE_LINES:
+        raise InvalidPageError(f"/metrics has more than {MAX_PAGE_LINES} lines")
     # Parsing a whole page costs milliseconds a pod; some series are wanted out of hundreds.
     lines = [
         line
