@@ -265,6 +265,37 @@ async def test_there_is_no_verdict_on_pods_of_two_templates(world: World, load: 
     assert "replaced" in world.whole_condition("KVPressure")["message"]
 
 
+async def test_to_scale_a_pool_changes_no_verdict(world: World, load: Load) -> None:
+    await load.goes_on(90, **BUSY)
+    before, told = diagnosis(world), len(world.events.told)
+    for replicas in (3, 1):
+        world.edit({"replicas": replicas})
+        # At once, while its controller has not seen it, and when the pods are there.
+        for _ in range(3):
+            world.pass_time(1)
+            await world.reconcile()
+            assert diagnosis(world) == before
+            assert world.condition("BudgetVerified") == ("True", "Confirmed")
+        world.run_pods()
+        await load.goes_on(60, **BUSY)
+        assert diagnosis(world) == before
+    news = {kind for kind, _ in world.events.told[told:]}
+    assert news.isdisjoint({"KVPressure", "EngineHealthy", "BudgetVerified"})
+
+
+async def test_a_day_of_low_usage_goes_on_while_a_pool_is_scaled_down(
+    world: World, load: Load
+) -> None:
+    world.edit({"replicas": 2, "diagnosis": {"spareSeconds": 600}})
+    await world.settle()
+    await load.goes_on(480, **CALM)
+    world.edit({"replicas": 1})
+    await world.reconcile()
+    world.run_pods()
+    await load.goes_on(240, **CALM)
+    assert diagnosis(world)["verdict"] == "Overprovisioned"
+
+
 async def test_a_new_threshold_counts_at_once_and_replaces_no_pod(world: World, load: Load) -> None:
     await load.goes_on(90, **CALM)
     deployment = world.deployment()

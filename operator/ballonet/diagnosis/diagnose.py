@@ -95,7 +95,8 @@ def diagnose(
     if not histories:
         return replace(no_verdict(TOO_FEW), courses=courses)
     now = max(seen[-1].at for seen in pods.values() if seen)
-    whole, each = _Places("pods", histories), _engines(histories)
+    all_seen = len(histories) == len(pods)
+    whole, each = _Places("pods", histories, all_seen), _engines(histories, all_seen=all_seen)
     following = {
         rule.name: _followed(
             rule,
@@ -109,7 +110,7 @@ def diagnose(
     found = tuple(Evidence(name, c.evidence) for name, c in following.items() if c.found)
     if found:
         return Diagnosis(found[0].name, found, following)
-    watched = all(_watched(history, facts) for history in histories.values())
+    watched = all_seen and all(_watched(history, facts) for history in histories.values())
     if not watched and earlier is not Reason.HEALTHY:
         return replace(no_verdict(TOO_FEW), courses=following)
     healthy = Evidence(Reason.HEALTHY, Reason.HEALTHY.doc.removesuffix("."))
@@ -118,13 +119,17 @@ def diagnose(
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where a finding is looked for: the histories by the words for them; ``many`` is the noun."""
+    """Where a finding is looked for: the histories by the words for them; ``many`` is the noun.
+
+    Of a pod that was never seen, as that nobody has scraped yet, nothing can be said.
+    """
 
     many: str
     histories: Mapping[str, History]
+    all_seen: bool
 
 
-def _engines(pods: Mapping[str, History]) -> _Places:
+def _engines(pods: Mapping[str, History], *, all_seen: bool) -> _Places:
     """Return each engine; pods of one engine each are called pods."""
     many, found = "pods", dict[str, History]()
     for pod, history in pods.items():
@@ -134,7 +139,7 @@ def _engines(pods: Mapping[str, History]) -> _Places:
             continue
         many, of = "engines", f"{pod}, " if len(pods) > 1 else ""
         found |= {f"{of}engine {number}": engine for number, engine in several.items()}
-    return _Places(many, found)
+    return _Places(many, found, all_seen)
 
 
 def _followed(rule: Rule, places: _Places, facts: Facts, course: Course, now: datetime) -> Course:
@@ -165,7 +170,7 @@ def _look(rule: Rule, places: _Places, facts: Facts, *, found: bool) -> str | No
         CannotSay: none shows it, and of one it cannot be said.
     """
     shown: dict[str, str] = {}
-    unsaid: CannotSay | None = None
+    unsaid = None if places.all_seen else CannotSay()
     for place, history in places.histories.items():
         try:
             evidence = rule.look(history, facts, found)

@@ -20,7 +20,8 @@ from ballonet.planning.remedies import Remedy, apply_merge_patch
 from ballonet.reconcile import children, live
 from ballonet.reconcile.gather import Observed
 from ballonet.reconcile.live import Said
-from ballonet.reconcile.pods import availability, rolling_out
+from ballonet.reconcile.merge import covers
+from ballonet.reconcile.pods import availability
 from ballonet.reconcile.record import AppliedRecord
 from ballonet.reconcile.rollout import Planner, serving_plan
 from ballonet.telemetry.port import ScrapeFailure
@@ -87,8 +88,8 @@ def running(
     """
     metrics = _metrics_available(observed)
     # While pods of two templates serve, their numbers do not describe one plan.
-    moving = change_due or rolling_out(own)
-    serving = None if moving else serving_plan(observed, record, planner)
+    mixed = _of_two_templates(own, record)
+    serving = None if mixed else serving_plan(observed, record, planner)
     verification = None if serving is None else _verification(observed, record, serving)
     findings = {
         ConditionType.AVAILABLE: _availability(observed, own, record, change_due),
@@ -116,6 +117,19 @@ def running(
         serving,
         verification,
         None if serving is None else _cache_use(observed, record),
+    )
+
+
+def _of_two_templates(own: Json, record: AppliedRecord) -> bool:
+    """Return whether pods of another template than the record's may serve.
+
+    What a Deployment's status has not seen yet may be a change of replicas alone, which makes none.
+    """
+    status = own.get("status", {})
+    return (
+        record.previous_budget is not None
+        or status.get("replicas", 0) > status.get("updatedReplicas", 0)
+        or not covers(own["spec"]["template"], record.template)
     )
 
 
@@ -194,7 +208,8 @@ def _diagnosis(
     """Return what live numbers say, if they are fresh and of the plan that serves."""
     if metrics.reason is Reason.NO_ENGINE:
         return live.NO_ENGINE
-    if metrics.status is not Status.TRUE:
+    # A pod that is new is watched for a while anyway, before it says anything of the pool.
+    if metrics.status is Status.FALSE or not observed.samples:
         return no_verdict("MetricsAvailable is not True, so there are no numbers to judge by")
     if serving is None:
         return no_verdict("pods are being replaced, so that numbers are not of one plan")
