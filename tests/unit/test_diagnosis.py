@@ -423,12 +423,58 @@ def test_an_engine_that_may_stand_still_is_not_stuck(why: dict[str, Any]) -> Non
     assert verdict([*series(6), *series(20, after=90, **stands, **why)]) == "Healthy"
 
 
+@pytest.mark.parametrize(
+    "could_not",
+    [{"awake": lambda i: i >= 20}, {"fetching": lambda i: 2 * (i < 20)}],
+    ids=["slept", "fetched"],
+)
+def test_an_engine_that_could_not_work_is_stuck_only_after_it_can(
+    could_not: dict[str, Any],
+) -> None:
+    def after(count: int) -> str:
+        return verdict(series(count, **STANDS_STILL, **could_not))
+
+    assert after(22) != "EngineStuck"
+    assert after(23) == "EngineStuck"
+
+
 def test_an_absent_series_is_not_zero() -> None:
     bare = dict.fromkeys(WELL)
     assert verdict(series(25, **{**bare, "running": 3})) == "Healthy"
     waits = {**bare, "running": 3, "waiting": 2}
     # Slots and waiting alone are enough for that, and nothing else is.
     assert verdict(series(25, **waits)) == "SlotBound"
+    assert verdict(series(25, **{**waits, "running": 2})) == "Healthy"
+    rests = {**STANDS_STILL, "running": 0, "usage_per_mille": 600}
+    assert verdict(series(60, **rests)) == "Idle"
+    assert verdict(series(60, **rests, waiting=None, waiting_capacity=None)) == "Healthy"
+
+
+@pytest.mark.parametrize(
+    "appears",
+    [
+        {"http_4xx": 500, "finished_generation_tokens": rising(1100)},
+        {"offload": Offload(stored_bytes=9, loaded_bytes=0, allocation_failures=500)},
+    ],
+    ids=["4xx", "offload"],
+)
+def test_a_counter_that_appears_has_not_risen(appears: dict[str, Any]) -> None:
+    def absent(name: str) -> Any:
+        return Offload(stored_bytes=9, loaded_bytes=0) if name == "offload" else None
+
+    columns = {
+        name: value if callable(value) else lambda i, n=name, v=value: v if i > 5 else absent(n)
+        for name, value in appears.items()
+    }
+    assert verdict(series(25, **columns)) == "Healthy"
+
+
+@pytest.mark.parametrize(("usage", "word"), [(590, "ComputeBound"), (610, "BlockBound")])
+def test_of_a_model_whose_blocks_are_not_known_usage_says_what_is_short(
+    usage: int, word: str
+) -> None:
+    unknown = replace(FACTS, blocks_of=None)
+    assert verdict(series(9, **WAITS, usage_per_mille=usage), unknown) == word
 
 
 def test_blocks_of_a_window_say_only_how_long_sequences_are_at_least() -> None:
@@ -557,6 +603,37 @@ def test_pods_that_take_turns_do_not_make_the_verdict_flap() -> None:
         watched.see("a", a)
         watched.see("b", b)
     assert watched.words in (["NoVerdict", "SlotBound"], ["NoVerdict", "Healthy", "SlotBound"])
+
+
+@pytest.mark.parametrize("threshold", ["idle_seconds", "spare_seconds"])
+def test_a_time_that_nobody_watched_does_not_count(threshold: str) -> None:
+    thresholds = DiagnosisSpec(**{"spare_seconds": 86_400, threshold: 600})
+    rests = {**STANDS_STILL, "running": 0, "usage_per_mille": 0}
+    facts = replace(FACTS, thresholds=thresholds)
+    before, after = series(10, **rests), series(40, after=4000, **rests)
+    assert verdict([*before, *after], facts) == "Healthy"
+    assert came([*before, *after], CALM_AFTER[threshold], facts) is None
+    longer = series(45, after=4000, **rests)
+    assert verdict([*before, *longer], facts) == CALM_AFTER[threshold]
+
+
+CALM_AFTER = {"idle_seconds": Reason.IDLE, "spare_seconds": Reason.OVERPROVISIONED}
+
+
+def test_of_a_pod_that_was_never_seen_nothing_is_said() -> None:
+    seen = series(10)
+    first = diagnose({"a": seen, "new": ()}, FACTS, {})
+    assert first.verdict is Reason.NO_VERDICT
+    assert diagnose({"a": seen, "new": ()}, FACTS, {}, earlier=Reason.HEALTHY).verdict == "Healthy"
+    taken = diagnose({"a": series(10, **SLOTS_TAKEN), "new": ()}, FACTS, {})
+    assert taken.verdict is Reason.SLOT_BOUND
+    calm = series(40, after=150, prompt_tokens=rising(500, 9000))
+    courses = taken.courses
+    for count in range(10, 40):
+        found = diagnose({"a": calm[:count], "new": ()}, FACTS, courses)
+        courses = found.courses
+    # It may be the one that has no slots now.
+    assert found.verdict is Reason.SLOT_BOUND
 
 
 # --- old numbers and new starts -------------------------------------------------------------------

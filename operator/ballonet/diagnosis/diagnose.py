@@ -151,7 +151,8 @@ def _followed(rule: Rule, places: _Places, facts: Facts, course: Course, now: da
     try:
         evidence = _look(rule, places, facts, found=course.found)
     except CannotSay:
-        return course
+        # What is found stays; what was on its way has not held without a break.
+        return course if course.found else Course()
     text = course.evidence if evidence is None else evidence
     if (evidence is not None) == course.found:
         return Course(course.found, text)

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import takewhile
 from typing import Final
 
 from ballonet.api.conditions import Reason
 from ballonet.api.v1alpha1 import DiagnosisSpec
 from ballonet.diagnosis.facts import Facts
 from ballonet.diagnosis.observation import Observation, Offload
-from ballonet.diagnosis.window import CannotSay, History, Read, Window, has_work, number
+from ballonet.diagnosis.window import CannotSay, History, Read, Window, number
 from ballonet.kv.units import counted
 
 # Requests come and go between samples: so many of them must show the same.
@@ -73,10 +74,11 @@ def engine_stuck(history: History, facts: Facts, _found: bool) -> str | None:
     """There is work, and no token or step counter moved for stuckSeconds, while the engine is awake
     and waits for no KV data.
     """
-    stretch = history.stretch_without_progress
-    if len(stretch) < 2 or stretch[-1].awake is False or stretch[-1].fetching:
+    # What it did not do while it slept or waited for data says nothing of what it does now.
+    able = list(takewhile(_may_work, reversed(history.stretch_without_progress)))[::-1]
+    if len(able) < 2:
         return None
-    window = Window(stretch)
+    window = Window(able)
     if window.seconds < facts.thresholds.stuck_seconds:
         return None
     running, waiting = window.last.running or 0, window.last.waiting_for_room or 0
@@ -112,6 +114,10 @@ def rejecting(history: History, facts: Facts, _found: bool) -> str | None:
     if not count:
         return None
     return f"{counted(count, 'request')} in {window.seconds} s {said}"
+
+
+def _may_work(sample: Observation) -> bool:
+    return sample.awake is not False and not sample.fetching
 
 
 # --- requests that wait ---------------------------------------------------------------------------
@@ -170,20 +176,36 @@ def _short_of(window: Window, facts: Facts) -> str | None:
     """Return what the requests that wait are short of: slots, blocks, or None for neither.
 
     When several requests end in one step, gauges show for a moment that there is room.
+
+    Raises:
+        CannotSay: slots are not what is short, and whether blocks are is not reported.
     """
     waiting = [o for o in window.samples if o.waiting_for_room]
     short = Counter(_lacks(o, facts) for o in waiting)
     likely = [what for what in ("blocks", "slots") if short[what] >= len(waiting) * OFTEN]
+    if not likely and short[_UNKNOWN]:
+        raise CannotSay
     return max(likely, key=lambda what: short[what], default=None)
+
+
+_UNKNOWN: Final = "unknown"
 
 
 def _lacks(sample: Observation, facts: Facts) -> str | None:
     running = number(sample.running)
     if running >= _slots(sample, facts):
         return "slots"
-    # Usage alone is no test: a long prompt at the head of the queue needs many blocks at once.
-    free, needed = _free_blocks(sample), facts.blocks_at_ceiling
-    return "blocks" if free is None or needed is None or free < needed else None
+    # Usage alone is no test: a long prompt at the head of the queue needs many blocks at once. It
+    # is all that there is where the blocks of a sequence are not known.
+    needed, usage = facts.blocks_at_ceiling, sample.usage_per_mille
+    if needed is None:
+        short = None if usage is None else usage >= facts.thresholds.tight_usage_percent * 10
+    else:
+        free = _free_blocks(sample)
+        short = None if free is None else free < needed
+    if short is None:
+        return _UNKNOWN
+    return "blocks" if short else None
 
 
 # --- what fills the memory ------------------------------------------------------------------------
@@ -274,7 +296,7 @@ def ceiling_hit(history: History, facts: Facts, _found: bool) -> str | None:
             f"{by_length:,} of {counted(ended, 'request')} ended by length in {window.seconds} s, "
             f"{mean:,} tokens on average with the prompt{exact}; the ceiling is {facts.ceiling:,}"
         )
-    refused = (window.last.http_4xx or 0) - (window.first.http_4xx or 0)
+    refused = _told_increase(window, lambda o: o.http_4xx)
     near = max(mean, longest, _live_tokens(window.last, facts))
     if refused > 0 and 100 * near >= NEAR_CEILING_PERCENT * facts.ceiling:
         return (
@@ -379,7 +401,7 @@ def offload_thrash(history: History, facts: Facts, _found: bool) -> str | None:
     if history.last.offload is None:
         raise CannotSay
     window = history.over(facts.thresholds.trend_seconds)
-    failures = window.increase(_offload(lambda offload: offload.allocation_failures or 0))
+    failures = _told_increase(window, _offload(lambda offload: offload.allocation_failures))
     if failures:
         return f"host memory had no room for {counted(failures, 'transfer')} in {window.seconds} s"
     stored = window.increase(_offload(lambda offload: offload.stored_bytes))
@@ -413,12 +435,19 @@ def idle(history: History, facts: Facts, _found: bool) -> str | None:
     operator watched.
     """
     window = history.over(facts.thresholds.pressure_seconds)
-    if any(map(has_work, window.samples)) or window.increase(lambda o: o.generation_tokens):
+    work = window.peak(_running) + window.peak(lambda o: o.waiting)
+    if work or window.increase(lambda o: o.generation_tokens):
         return None
     return "no request runs or waits, and no token was made"
 
 
 # --- numbers --------------------------------------------------------------------------------------
+
+
+def _told_increase(window: Window, counter: Read) -> int:
+    """Return by how much a counter rose that an engine need not have, as far as it is told."""
+    told = [value for sample in window.samples if (value := counter(sample)) is not None]
+    return told[-1] - told[0] if told else 0
 
 
 def _offload(read: Callable[[Offload], int | None]) -> Read:
@@ -578,7 +607,7 @@ CHAIN: Final = (
     Rule(
         Reason.IDLE,
         idle,
-        ("running", "waiting", "waiting_capacity", "generation_tokens"),
+        ("running", "waiting", "generation_tokens"),
         after=lambda thresholds: thresholds.idle_seconds,
         release=lambda _: 0,
         every_pod=True,
