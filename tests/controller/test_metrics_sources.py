@@ -27,6 +27,8 @@ class Source(Engines):
 
     age_seconds: float = 0
     connections: list[str | None] = field(default_factory=list)
+    # Why pods of which numbers cannot be read, and with which words.
+    failing: dict[int, tuple[Reason, str]] = field(default_factory=dict)
 
     async def read(
         self, targets: Sequence[PodTarget], connection: str | None = None
@@ -34,7 +36,12 @@ class Source(Engines):
         self.connections.append(connection)
         at = self.now - timedelta(seconds=self.age_seconds)
         self.observation = Observation(at=at, engines=1, running=1)
-        return await super().read(targets, connection)
+        return [
+            ScrapeFailure(outcome.target, *self.failing[number])
+            if number in self.failing
+            else outcome
+            for number, outcome in enumerate(await super().read(targets, connection))
+        ]
 
 
 @pytest.fixture
@@ -151,6 +158,95 @@ async def test_a_new_pod_that_nobody_has_scraped_yet_is_waited_for(
     world.pass_time(150)
     await world.reconcile()
     assert world.condition("MetricsAvailable") == ("False", "NoSeries")
+
+
+async def of_four_pods(world: World) -> None:
+    world.edit({"replicas": 4})
+    await world.settle()
+    assert world.condition("MetricsAvailable") == ("True", "Scraped")
+
+
+async def test_a_pod_is_named_for_as_long_as_it_cannot_be_read(
+    world: World, source: Source
+) -> None:
+    await of_four_pods(world)
+    silent = (Reason.UNREACHABLE, "no answer within 5 s")
+    source.failing = {2: silent}
+    for _ in range(4):
+        world.pass_time(15)
+        await world.reconcile()
+    said = world.whole_condition("MetricsAvailable")
+    assert "-2: no answer" in said["message"]
+    # Others come and go before and behind it.
+    for others in ({0}, {0, 1}, {3}, {1, 3}, set()):
+        source.failing = dict.fromkeys(others | {2}, silent)
+        for _ in range(4):
+            world.pass_time(15)
+            await world.reconcile()
+            assert world.whole_condition("MetricsAvailable") == said
+    source.failing = {1: silent}
+    for _ in range(4):
+        world.pass_time(15)
+        await world.reconcile()
+    assert "-1: no answer" in world.whole_condition("MetricsAvailable")["message"]
+
+
+@pytest.mark.parametrize("reason", [Reason.UNREACHABLE, Reason.SOURCE_UNREACHABLE])
+async def test_a_source_that_fails_in_other_words_each_time_does_not_write_each_time(
+    world: World, source: Source, reason: Reason
+) -> None:
+    words = [f"status 503, 'request {n}'" for n in range(60)]
+    for said in words[:4]:
+        source.failing = {0: (reason, said)}
+        world.pass_time(15)
+        await world.reconcile()
+    assert world.condition("MetricsAvailable")[0] == "False"
+    world.cluster.writes.clear()
+    for said in words[4:]:
+        source.failing = {0: (reason, said)}
+        world.pass_time(15)
+        await world.reconcile()
+    # What is wrong now is told after some minutes.
+    assert 1 <= len(world.cluster.writes) <= 4
+    assert words[0] not in world.whole_condition("MetricsAvailable")["message"]
+
+
+async def test_where_a_pool_is_read_elsewhere_the_words_are_of_there(
+    world: World, source: Source
+) -> None:
+    source.failing = {0: (Reason.UNKNOWN_CONNECTION, "no connection 'main'")}
+    world.edit({"metrics": PROMETHEUS})
+    for _ in range(4):
+        world.pass_time(15)
+        await world.reconcile()
+    source.failing = {0: (Reason.UNKNOWN_CONNECTION, "no connection 'other'")}
+    world.edit({"metrics": {"source": "Prometheus", "prometheus": {"connection": "other"}}})
+    await world.reconcile()
+    assert "no connection 'other'" in world.whole_condition("MetricsAvailable")["message"]
+
+
+async def test_a_pod_that_nobody_has_scraped_yet_takes_no_verdict_away(
+    world: World, source: Source
+) -> None:
+    for _ in range(5):
+        world.pass_time(15)
+        await world.reconcile()
+    before = world.pool()["status"]["diagnosis"]
+    assert before["verdict"] == "Healthy"
+    source.failing = {1: (Reason.NO_SERIES, "no series")}
+    world.edit({"replicas": 2})
+    await world.reconcile()
+    world.run_pods()
+    for _ in range(5):
+        world.pass_time(15)
+        await world.reconcile()
+        assert world.condition("MetricsAvailable") == ("Unknown", "AwaitingScrape")
+        assert world.pool()["status"]["diagnosis"] == before
+    source.failing = {}
+    world.pass_time(15)
+    await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("True", "Scraped")
+    assert world.pool()["status"]["diagnosis"] == before
 
 
 async def test_an_engine_that_is_no_longer_ready_is_asked_on_and_its_silence_is_said(

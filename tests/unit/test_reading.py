@@ -222,7 +222,7 @@ def test_two_engines_that_claim_to_be_the_same_are_not_added_up() -> None:
         (RUNNING + one("kv_cache_usage_perc", "NaN"), "not between 0 and 1"),
         (RUNNING + "process_start_time_seconds NaN\n", "process_start_time_seconds is no time"),
         (RUNNING + "process_start_time_seconds 1e18\n", "process_start_time_seconds is no time"),
-        (info(num_gpu_blocks="0"), "num_gpu_blocks of the cache configuration is '0'"),
+        (info(num_gpu_blocks="0"), "num_gpu_blocks of the cache configuration is no number"),
         (info(num_gpu_blocks="-5"), "num_gpu_blocks"),
         (info(num_gpu_blocks="12.5"), "num_gpu_blocks"),
         (info(num_gpu_blocks="many"), "num_gpu_blocks"),

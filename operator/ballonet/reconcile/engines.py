@@ -21,15 +21,22 @@ from ballonet.telemetry.ring import Ring
 
 # A Prometheus may take this long until it has scraped a new pod twice.
 FIRST_SCRAPE_SECONDS: Final = 90.0
+# A pod that cannot be read may fail in other words at each try, and each would write status.
+WORDS_STAND_SECONDS: Final = 300.0
 
 
 @dataclass
 class _Engine:
-    """What is remembered of one engine pod: its last sample and its recent observations."""
+    """What is remembered of one engine pod: its last sample and its recent observations.
+
+    ``failure`` is why it could not be read since then, in the words of ``failed_at``.
+    """
 
     target: PodTarget
     last: EngineSample | None = None
     ring: Ring = field(default_factory=Ring)
+    failure: ScrapeFailure | None = None
+    failed_at: float = 0.0
 
 
 class Engines:
@@ -66,6 +73,8 @@ class Engines:
         for target in targets:
             engine = self._by_uid[target.uid] = known.get(target.uid) or _Engine(target)
             engine.target = target
+            if connection != self._connection:
+                engine.failure = None
         self._connection = connection
         self._found_at = self._monotonic()
 
@@ -91,12 +100,26 @@ class Engines:
             if isinstance(reading, EngineSample):
                 engine.last = reading
                 engine.ring.add(reading.observation)
-            outcome.append(self._fresh(engine.last, reading))
+            outcome.append(self._in_words_that_stand(engine, self._fresh(engine.last, reading)))
         return outcome
 
     def history(self) -> Mapping[str, Sequence[Observation]]:
         """Return the recent observations of each engine by its pod's name, oldest first."""
         return {engine.target.name: tuple(engine.ring) for engine in self._by_uid.values()}
+
+    def _in_words_that_stand(
+        self, engine: _Engine, outcome: EngineSample | ScrapeFailure
+    ) -> EngineSample | ScrapeFailure:
+        """Return an outcome; a failure in the words in which it was told first, for a while."""
+        if isinstance(outcome, EngineSample):
+            engine.failure = None
+            return outcome
+        earlier, now = engine.failure, self._monotonic()
+        old = now - engine.failed_at >= WORDS_STAND_SECONDS
+        if earlier is None or earlier.reason is not outcome.reason or old:
+            engine.failure, engine.failed_at = outcome, now
+            return outcome
+        return replace(outcome, message=earlier.message)
 
     def _fresh(
         self, last: EngineSample | None, reading: EngineSample | ScrapeFailure

@@ -157,18 +157,45 @@ def _metrics_available(observed: Observed) -> Finding:
     failures = [r for r in observed.readings if isinstance(r, ScrapeFailure)]
     if failures:
         # What is wrong goes before what is only not there yet.
-        first = min(failures, key=lambda failure: failure.reason is Reason.AWAITING_SCRAPE)
-        awaited = first.reason is Reason.AWAITING_SCRAPE
-        status = Status.UNKNOWN if awaited else Status.FALSE
-        return Finding(status, first.reason, f"pod {first.target.name}: {first.message}")
+        wrong = [one for one in failures if one.reason is not Reason.AWAITING_SCRAPE]
+        findings = [
+            Finding(
+                Status.FALSE if wrong else Status.UNKNOWN,
+                one.reason,
+                f"pod {one.target.name}: {one.message}",
+            )
+            for one in wrong or failures
+        ]
+        return _one_of(findings, observed.pool, ConditionType.METRICS_AVAILABLE)
     who = counted(len(observed.readings), "serving engine pod")
     return Finding(Status.TRUE, Reason.SCRAPED, f"{who} reported")
+
+
+def _one_of(findings: Sequence[Finding], pool: Json, kind: ConditionType) -> Finding:
+    """Return one of several findings about pods: of the pod that the condition names already.
+
+    Others that come and go would else each write another message.
+    """
+    said = [c for c in pool.get("status", {}).get("conditions", ()) if c["type"] == kind]
+
+    def named(finding: Finding) -> bool:
+        about, _, _ = finding.message.partition(": ")
+        return any(
+            one["reason"] == finding.reason and one["message"].startswith(f"{about}: ")
+            for one in said
+        )
+
+    return next(filter(named, findings), findings[0])
 
 
 def sequences_observed(observed: Observed, record: AppliedRecord) -> dict[ConditionType, Finding]:
     """Return what the probes say of themselves; nothing where no pod has one."""
     samples = observed.samples
-    silent = next((sample for sample in samples if sample.silence is not None), None)
+    silent = [
+        Finding(Status.FALSE, silence.reason, f"pod {sample.target.name}: {silence.message}")
+        for sample in samples
+        if (silence := sample.silence) is not None
+    ]
     if not children.loads_probe(record.template):
         if observed.probe is None or observed.probe.own is None:
             return {}
@@ -177,9 +204,8 @@ def sequences_observed(observed: Observed, record: AppliedRecord) -> dict[Condit
     elif not samples or not all(sample.target.probe_ports for sample in samples):
         text = "no engine that loads the probe reports: MetricsAvailable says why"
         finding = Finding(Status.UNKNOWN, Reason.NO_ENGINE, text)
-    elif silent is not None and silent.silence is not None:
-        text = f"pod {silent.target.name}: {silent.silence.message}"
-        finding = Finding(Status.FALSE, silent.silence.reason, text)
+    elif silent:
+        finding = _one_of(silent, observed.pool, ConditionType.SEQUENCES_OBSERVED)
     else:
         text = f"the probes of {counted(len(samples), 'serving engine pod')} reported"
         finding = Finding(Status.TRUE, Reason.PROBED, text)

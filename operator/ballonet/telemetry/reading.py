@@ -279,7 +279,7 @@ def _label(labels: Labels, name: str, most: int = _MOST_BLOCKS) -> int | None:
     if text in ("None", ""):
         return None
     if not _WHOLE.fullmatch(text) or not 0 < int(text) <= most:
-        raise InvalidPageError(f"label {name} of the cache configuration is {text[:40]!r}")
+        raise InvalidPageError(f"label {name} of the cache configuration is no number of an engine")
     return int(text)
 
 
@@ -290,5 +290,7 @@ def _concurrency(labels: Labels, blocks: int) -> Fraction | None:
     # Checked as text first: a fraction of 1e999999999 would fill the memory.
     value = Fraction(text) if _DECIMAL.fullmatch(text) else Fraction(0)
     if value <= 0 or blocks > value * _MOST_BLOCKS:
-        raise InvalidPageError(f"label kv_cache_max_concurrency is {text[:40]!r}")
+        raise InvalidPageError(
+            "label kv_cache_max_concurrency of the cache configuration is no number of an engine"
+        )
     return value
