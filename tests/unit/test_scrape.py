@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -97,6 +98,30 @@ async def test_an_engine_that_does_not_tell_its_version_is_read_all_the_same(
     (seen,) = await scrape.read([engine])
     assert isinstance(seen, EngineSample)
     assert seen.version is None
+
+
+async def test_a_process_is_asked_for_its_version_once(
+    scrape: DirectScrape, serve: Callable[..., Awaitable[PodTarget]]
+) -> None:
+    asked, began = 0, "1.7959547e+09"
+
+    async def version(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.Response(text=json.dumps({"version": f"0.32.{asked}"}))
+
+    async def metrics(_: web.Request) -> web.Response:
+        lines = [line for line in REAL_PAGE.splitlines() if "process_start_time" not in line]
+        return web.Response(text="\n".join([*lines, f"process_start_time_seconds {began}", ""]))
+
+    engine = await serve(metrics=metrics, version=version)
+    seen = [(await scrape.read([engine]))[0] for _ in range(3)]
+    assert [one.version for one in seen if isinstance(one, EngineSample)] == ["0.32.1"] * 3
+    # Another process in the same pod may be of another version.
+    began = "1.7959548e+09"
+    (after,) = await scrape.read([engine])
+    assert isinstance(after, EngineSample)
+    assert (after.version, asked) == ("0.32.2", 2)
 
 
 async def test_outcomes_come_in_the_order_of_the_targets(

@@ -97,12 +97,14 @@ class Engine:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.before: str | None = None
         self.late = False
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def ask(self, _: PodTarget) -> str:
+    async def ask(self, _: PodTarget, before: str | None) -> str:
         self.asked += 1
+        self.before = before
         if self.late:
             raise TimeoutError
         await self.answers.wait()
@@ -167,8 +169,66 @@ async def test_nothing_is_kept_of_a_pod_that_nobody_asks_for(
     assert not tries._pods
 
 
+async def test_nobody_waits_for_the_place_of_a_new_pod_among_those_that_hang() -> None:
+    engine = Engine()
+    engine.answers.clear()
+    tries = Tries(engine.ask, lambda _: "silence", timeout_seconds=0.05, quick_seconds=0.01)
+    # There is a place for some; the others would wait for it all the time.
+    tries._places = asyncio.Semaphore(0)
+    for _ in range(2):
+        assert await asyncio.wait_for(tries.newest(target()), 30) == "silence"
+    assert engine.asked == 1
+    await tries.close()
+
+
+async def test_a_pod_that_nobody_asks_for_any_longer_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine()
+    engine.answers.clear()
+    tries = Tries(engine.ask, lambda _: "silence", timeout_seconds=0.05, quick_seconds=0.01)
+    tries._places = asyncio.Semaphore(0)
+    assert await tries.newest(target()) == "silence"
+    # By the time of its place its address may be another pod's.
+    monkeypatch.setattr(module, "FRESH_SECONDS", 0.0)
+    tries._places.release()
+    await ended(tries)
+    assert engine.asked == 1
+
+
+async def test_of_more_silent_pods_than_places_each_gets_a_turn_and_now_and_then_its_time() -> None:
+    engine = Engine()
+    tries = tries_at(engine)
+    tries._places = asyncio.Semaphore(1)
+    engine.late = True
+    await tries.newest(target())
+    engine.late = False
+    engine.answers.clear()
+    # The time of a pod has no end here: these tries end after a turn.
+    for _ in range(module.WHOLE_TRY_EVERY - 1):
+        await tries.newest(target())
+        await ended(tries)
+    await tries.newest(target())
+    (pod,) = tries._pods.values()
+    assert pod.trying is not None
+    _, pending = await asyncio.wait({pod.trying}, timeout=0.2)
+    assert pending
+    engine.answers.set()
+    await ended(tries)
+    assert await tries.newest(target()) != "silence"
+
+
+async def test_who_asks_knows_what_was_said_before() -> None:
+    engine = Engine()
+    tries = tries_at(engine)
+    await tries.newest(target())
+    assert engine.before is None
+    await tries.newest(target())
+    assert engine.before == "answer 1"
+
+
 async def test_a_fault_shows_to_who_reads() -> None:
-    async def ask(_: PodTarget) -> str:
+    async def ask(_: PodTarget, __: str | None) -> str:
         raise LookupError("ours")
 
     tries = Tries(ask, lambda _: "silence", timeout_seconds=1)

@@ -72,7 +72,7 @@ class ProbeReader:
             return replace(reading, silence=said)
         return replace(reading, observation=replace(reading.observation, sequences=said))
 
-    async def _ask(self, target: PodTarget) -> Sequences | ProbeSilence:
+    async def _ask(self, target: PodTarget, _: object) -> Sequences | ProbeSilence:
         try:
             # One after the other: a pod that hangs takes one connection.
             return read_probes(

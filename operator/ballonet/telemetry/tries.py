@@ -15,15 +15,27 @@ QUICK_AT_ONCE: Final = 16
 # Slow ones have places of their own. One that never answers costs a connection for seconds, and
 # what it has sent until then: 4 MiB at most.
 SLOW_AT_ONCE: Final = 32
+# Where there are more than that, one that was silent gets a turn's time, and its whole time at each
+# so many tries: an engine that is there again answers in milliseconds.
+WHOLE_TRY_EVERY: Final = 5
 
 T = TypeVar("T")
 
 
 @dataclass(eq=False)
 class _Pod(Generic[T]):
-    """What is known of a pod: how its last try ended, and whether that took longer than a turn."""
+    """What is known of a pod.
+
+    Attributes:
+        outcome, ended_at: how its last try ended, and when.
+        wanted_at: when somebody asked for it last.
+        slow: whether a try takes longer than a turn.
+        silences: how many of its last tries gave no answer.
+    """
 
     outcome: T | None = None
+    wanted_at: float = 0.0
+    silences: int = 0
     ended_at: float = 0.0
     slow: bool = False
     trying: asyncio.Task[None] | None = None
@@ -39,7 +51,8 @@ class Tries(Generic[T]):
     turns alone.
 
     Args:
-        ask: asks a pod. It is cancelled when it takes too long.
+        ask: asks a pod; it is given how the last try ended, None before the first. It is cancelled
+            when it takes too long.
         silence: makes the outcome for a pod that gave no answer in time.
         timeout_seconds: what a slow pod is given.
         quick_seconds: length of a turn.
@@ -47,7 +60,7 @@ class Tries(Generic[T]):
 
     def __init__(
         self,
-        ask: Callable[[PodTarget], Awaitable[T]],
+        ask: Callable[[PodTarget, T | None], Awaitable[T]],
         silence: Callable[[PodTarget], T],
         *,
         timeout_seconds: float,
@@ -71,22 +84,26 @@ class Tries(Generic[T]):
     async def newest(self, target: PodTarget) -> T:
         """Begin a try, if none is under way, and return the newest outcome.
 
-        That is this try's, where it ends within a turn's time or is the pod's first; else that of
-        the one before it, while it is fresh.
+        That is this try's, where it ends within a turn's time, or the pod's first in the time that
+        a pod is given; else that of the one before it, while it is fresh.
         """
         loop = asyncio.get_running_loop()
         pod = self._pods.setdefault(target, _Pod())
+        pod.wanted_at = loop.time()
         if pod.trying is None:
             pod.trying = loop.create_task(self._try(target, pod))
         trying = pod.trying
         patience_seconds = 0.0 if pod.slow else self._quick_seconds
-        await asyncio.wait({trying}, timeout=None if pod.outcome is None else patience_seconds)
+        if pod.outcome is None:
+            # Not for its place among those that hang: there may be thousands.
+            patience_seconds = self._quick_seconds + self._timeout_seconds
+        await asyncio.wait({trying}, timeout=patience_seconds)
         if trying.done():
             trying.result()
+        if pod.outcome is None:
+            pod.outcome, pod.ended_at = self._silence(target), loop.time()
         # Places may be so few that a try has waited for one all the time.
-        if pod.outcome is None or loop.time() - pod.ended_at > FRESH_SECONDS:
-            return self._silence(target)
-        return pod.outcome
+        return pod.outcome if loop.time() - pod.ended_at <= FRESH_SECONDS else self._silence(target)
 
     async def _try(self, target: PodTarget, pod: _Pod[T]) -> None:
         if pod.forgetting is not None:
@@ -104,16 +121,24 @@ class Tries(Generic[T]):
             async with self._turns:
                 try:
                     async with asyncio.timeout(self._quick_seconds):
-                        return await self._ask(target)
+                        return await self._ask(target, pod.outcome)
                 except TimeoutError:
                     pod.slow = True
         async with self._places:
             loop = asyncio.get_running_loop()
             began_at = loop.time()
-            try:
-                async with asyncio.timeout(self._timeout_seconds):
-                    outcome = await self._ask(target)
-            except TimeoutError:
+            # It waited for its place; by now its address may be another pod's.
+            if began_at - pod.wanted_at > FRESH_SECONDS:
                 return self._silence(target)
+            hurried = self._places.locked() and pod.silences % WHOLE_TRY_EVERY
+            try:
+                async with asyncio.timeout(
+                    self._quick_seconds if hurried else self._timeout_seconds
+                ):
+                    outcome = await self._ask(target, pod.outcome)
+            except TimeoutError:
+                pod.silences += 1
+                return self._silence(target)
+        pod.silences = 0
         pod.slow = loop.time() - began_at > self._quick_seconds
         return outcome
