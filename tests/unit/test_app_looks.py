@@ -42,6 +42,19 @@ class Pools:
         return [EngineSample(TARGET, None, None, seen)]
 
 
+async def test_what_engines_said_is_not_shown_for_ever() -> None:
+    seconds = 0.0
+    metrics = Metrics(lambda: seconds)
+    seen = Observation(at=datetime(2026, 1, 1, tzinfo=UTC), engines=1, running=3)
+    metrics.show_pool(GOOD, {"conditions": []}, [EngineSample(TARGET, None, None, seen)])
+    assert "ballonet_pool_requests_running{" in (await metrics.page()).decode()
+    # As where the API server is away: there is no pass, and no look after some minutes.
+    seconds = 60.0
+    assert "ballonet_pool_requests_running{" not in (await metrics.page()).decode()
+    metrics.show_load(GOOD, [EngineSample(TARGET, None, None, seen)])
+    assert "ballonet_pool_requests_running{" in (await metrics.page()).decode()
+
+
 async def test_looks_go_on_and_show_the_load_of_pools_that_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -25,7 +26,13 @@ from ballonet.diagnosis.cache_use import CacheUse, Tier, cache_use
 from ballonet.diagnosis.observation import Observation
 from ballonet.reconcile.queue import WorkQueue
 from ballonet.reconcile.reconcile import PoolKey
-from ballonet.telemetry.port import EngineSample, MetricsSource, PodTarget, ScrapeFailure
+from ballonet.telemetry.port import (
+    FRESH_SECONDS,
+    EngineSample,
+    MetricsSource,
+    PodTarget,
+    ScrapeFailure,
+)
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -74,14 +81,18 @@ _LOAD_GAUGES: Final[tuple[tuple[str, str, Callable[[Observation], float | None],
 
 
 class Metrics:
-    """All series of the process: ``registry`` has its own ones, ``pools`` those of pools."""
+    """All series of the process: ``registry`` has its own ones, ``pools`` those of pools.
 
-    def __init__(self) -> None:
+    Args:
+        monotonic: seconds that never run backwards.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         # When each counter began is of no use here and doubles the page.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=False)
         self.pools = CollectorRegistry(auto_describe=False)
-        self._pools = _PoolCollector()
+        self._pools = _PoolCollector(monotonic)
         self.pools.register(self._pools)
         info = Gauge(
             "ballonet_build_info", "Version of the operator.", ["version"], registry=self.registry
@@ -140,12 +151,12 @@ class Metrics:
     def show_pool(self, key: PoolKey, status: Json, samples: Sequence[EngineSample] = ()) -> None:
         """Export a pool's status and the load of its engines from now on."""
         self._pools.statuses[key] = status
-        self._pools.samples[key] = samples
+        self._pools.show_samples(key, samples)
 
     def show_load(self, key: PoolKey, samples: Sequence[EngineSample]) -> None:
         """Export the load of a pool's engines as it was seen between two passes."""
         if key in self._pools.samples:
-            self._pools.samples[key] = samples
+            self._pools.show_samples(key, samples)
 
     def forget_pool(self, key: PoolKey) -> None:
         """Remove all series of a pool."""
@@ -196,13 +207,21 @@ class CountedSource:
 class _PoolCollector(Collector):
     """Makes the series of all pools from their last status and the last reading of engines."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
         self.statuses: dict[PoolKey, Json] = {}
-        self.samples: dict[PoolKey, Sequence[EngineSample]] = {}
+        # What engines said, and when they were read.
+        self.samples: dict[PoolKey, tuple[float, Sequence[EngineSample]]] = {}
+
+    def show_samples(self, key: PoolKey, samples: Sequence[EngineSample]) -> None:
+        self.samples[key] = self._monotonic(), samples
 
     def collect(self) -> Iterator[Metric]:
         # Pools come and go while the page is made.
-        statuses, readings = list(self.statuses.items()), list(self.samples.items())
+        statuses, read = list(self.statuses.items()), list(self.samples.items())
+        # Where nobody has read engines for long, as while the API server is away, nobody knows.
+        since = self._monotonic() - FRESH_SECONDS
+        readings = [(key, samples) for key, (at, samples) in read if at >= since]
         labels = ["namespace", "pool"]
         for name, text, path in _POOL_GAUGES:
             gauge = GaugeMetricFamily(f"ballonet_pool_{name}", text, labels=labels)
