@@ -676,6 +676,32 @@ async def test_nothing_secret_gets_into_a_message(
         assert "s3cret" not in (await asking.failure()).message
 
 
+@pytest.mark.parametrize("way", ["token", "password", "header"])
+async def test_what_a_proxy_repeats_of_a_request_is_not_told(
+    prometheus: FakePrometheus, asking: Asking, tmp_path: Path, way: str
+) -> None:
+    (tmp_path / "secret").write_text("s3cret")
+    (tmp_path / "user").write_text("ballonet")
+    file = str(tmp_path / "secret")
+    settings: dict[str, dict[str, Any]] = {
+        "token": {"bearerTokenFile": file},
+        "password": {"basicAuth": {"usernameFile": str(tmp_path / "user"), "passwordFile": file}},
+        "header": {"headerFiles": {"X-Key": file}},
+    }
+    write(asking.file, prometheus.url, headers={"X-Scope-OrgID": "agents"}, **settings[way])
+
+    def repeat(handler: BaseHTTPRequestHandler) -> bool:
+        sent = handler.headers["Authorization"] or handler.headers["X-Key"]
+        send(handler, json.dumps({"error": f"refused: {sent}"}), 401)
+        return True
+
+    prometheus.answer = repeat
+    assert (await asking.failure()).message.endswith("status 401")
+    prometheus.answer = text('{"error": "tenant agents is unknown"}', 404)
+    await asking.next_round()
+    assert "tenant agents is unknown" in (await asking.failure()).message
+
+
 def test_what_was_scraped_of_a_pool_is_told_scrape_by_scrape(
     prometheus: FakePrometheus, limits: Limits
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPResponse
@@ -69,10 +70,13 @@ def _answers(
     """Yield each name with the answer to its query."""
     with _Session(limits) as session:
         session.verify = connection.authorities() or True
+        headers, credentials = connection.all_headers(), connection.credentials()
+        secret = (value for name, value in headers.items() if name not in connection.headers)
+        session.hidden = _hidden(secret, credentials)
         client = PrometheusConnect(
             url=connection.base_url,
-            headers={**connection.all_headers(), "Accept-Encoding": "identity"},
-            auth=connection.credentials(),
+            headers={**headers, "Accept-Encoding": "identity"},
+            auth=credentials,
             session=session,
             timeout=limits.query_seconds,
         )
@@ -186,6 +190,7 @@ class _Session(requests.Session):
     def __init__(self, limits: Limits) -> None:
         super().__init__()
         self.trust_env = False
+        self.hidden: frozenset[str] = frozenset()
         self.deadline = _Deadline(limits)
         self._limits = limits
 
@@ -206,19 +211,32 @@ class _Session(requests.Session):
                         "connection labels that narrow it down"
                     )
         if response.status_code != 200:
-            raise SourceError(f"status {response.status_code}{_told(content)}")
+            raise SourceError(f"status {response.status_code}{_told(content, self.hidden)}")
         answer = requests.Response()
         answer.status_code, answer.raw = response.status_code, BytesIO(content)
         return answer
 
 
-def _told(content: bytearray) -> str:
-    """Return the error that Prometheus tells, if it is one that tells."""
+def _hidden(headers: Iterable[str], credentials: tuple[str, str] | None) -> frozenset[str]:
+    """Return what of secret headers and credentials must not be repeated."""
+    values = {value.rpartition(" ")[2] for value in headers}
+    if credentials is not None:
+        values |= {credentials[1], b64encode(":".join(credentials).encode("latin-1")).decode()}
+    return frozenset(filter(None, values))
+
+
+def _told(content: bytearray, hidden: Iterable[str]) -> str:
+    """Return the error that Prometheus tells, if it is one that tells.
+
+    A proxy may repeat there what it was sent.
+    """
     try:
         error = json.loads(content)["error"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return ""
-    return f", {quoted(error)}" if isinstance(error, str) else ""
+    if not isinstance(error, str) or any(value in error for value in hidden):
+        return ""
+    return f", {quoted(error)}"
 
 
 def _cause(error: BaseException, limits: Limits) -> str:
