@@ -344,6 +344,32 @@ async def test_programs_get_the_same(cluster: People, prometheus: Any) -> None:
     }
 
 
+async def test_a_page_has_what_is_drawn_as_it_is_and_what_happened_as_a_table(
+    cluster: People, prometheus: Any
+) -> None:
+    story = await told(cluster, prometheus=prometheus)
+    page = shown(replace(story, notes=("a note",)), OutputFormat.MARKDOWN, Canvas())
+    assert page.startswith(f"## agents/pool: SlotBound since {stamp(5)}\n\n```text\n")
+    fenced, rest = page.split("```text\n")[1].split("\n```\n")
+    assert "  kubectl patch inferencepools.ballonet.io pool -n agents" in fenced
+    assert "\nrunning    " in fenced
+    rows = rest.strip().splitlines()
+    assert rows[:2] == ["| Time | What | Text |", "| --- | --- | --- |"]
+    assert f"| {stamp(30)} | engine started | pool-7f-x |" in rows
+    assert page.endswith("\n\n* a note")
+
+
+async def test_pods_that_followed_each_other_have_the_blocks_of_one(
+    cluster: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = busy_quarter()
+    kept = {"pool-7f-x": seen[:120], "pool-8f-x": seen[121:]}
+    monkeypatch.setattr(pool_story, "_scraped", lambda *_: kept)
+    assert "up to 100 of 127" in drawn(await told(cluster, prometheus=lambda _: CONNECTION))
+    kept = {"pool-7f-x": seen[:121], "pool-7f-y": seen[:121]}
+    assert "up to 200 of 254" in drawn(await told(cluster, prometheus=lambda _: CONNECTION))
+
+
 async def test_a_text_of_the_cluster_cannot_command_the_terminal(cluster: People) -> None:
     story = await told(cluster)
     evil = replace(story.entries[0], text="\x1b[2J gone")

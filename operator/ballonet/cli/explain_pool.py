@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
+from itertools import pairwise
 from typing import Final
 
 from ballonet.api.conditions import Reason
 from ballonet.api.status import timestamp
-from ballonet.cli.canvas import Canvas, Style, printable
+from ballonet.cli.canvas import PLAIN, Canvas, Style, Table, markdown_table, printable
 from ballonet.cli.formats import OutputFormat, as_json, as_yaml
 from ballonet.cli.output import patch_command
 from ballonet.cli.pool_story import History, Story
@@ -51,6 +52,8 @@ def shown(story: Story, output: OutputFormat, canvas: Canvas) -> str:
             return as_json(document(story))
         case OutputFormat.YAML:
             return as_yaml(document(story))
+        case OutputFormat.MARKDOWN:
+            return _page(story)
     parts = [
         _head(story, canvas),
         _offload(story, canvas),
@@ -58,6 +61,20 @@ def shown(story: Story, output: OutputFormat, canvas: Canvas) -> str:
         _timeline(story, canvas),
     ]
     parts.append([f"note: {printable(note)}" for note in story.notes])
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _page(story: Story) -> str:
+    """Return the story as Markdown: what is drawn as it is, what happened as a table."""
+    title, *said = _head(story, PLAIN)
+    rows = tuple((timestamp(entry.at), entry.what, entry.text) for entry in story.entries)
+    drawn = [*said, *_offload(story, PLAIN), *_chart(story, PLAIN)]
+    parts = [
+        [f"## {title}"],
+        ["```text", *drawn, "```"] if drawn else [],
+        markdown_table(Table(("Time", "What", "Text"), rows)) if rows else [],
+        [f"* {printable(note)}" for note in story.notes],
+    ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
@@ -183,14 +200,7 @@ def _figures(sample: Observation) -> dict[str, int]:
 
 def _capacity(history: History) -> int:
     """Return the most blocks that there were at one time: pods take the place of others."""
-    lives = [(seen[0].at, seen[-1]) for seen in history.values() if seen]
-    return max(
-        (
-            sum(last.usable_blocks or 0 for first, last in lives if first <= at <= last.at)
-            for at, _ in lives
-        ),
-        default=0,
-    )
+    return max((total for _, total in _totals(history, lambda o: o.usable_blocks)), default=0)
 
 
 def _peaks(
@@ -200,21 +210,31 @@ def _peaks(
 
     Of what is counted since the start, what was added in it.
     """
-    total: list[int | None] = [None] * cells
-    for seen in history.values():
-        of_pod: dict[int, int] = {}
-        before: int | None = None
-        for sample in seen:
-            value = _figures(sample).get(name)
-            if value is None:
-                continue
-            place = cell(sample.at)
-            if name == "preempted":
-                added = 0 if before is None else max(0, value - before)
-                before = value
-                of_pod[place] = of_pod.get(place, 0) + added
-            else:
-                of_pod[place] = max(of_pod.get(place, 0), value)
-        for place, value in of_pod.items():
-            total[place] = (total[place] or 0) + value
-    return total
+    peaks: list[int | None] = [None] * cells
+    if name == "preempted":
+        for seen in history.values():
+            counts = [(o.at, o.preemptions) for o in seen if o.preemptions is not None]
+            for (_, before), (at, after) in pairwise([counts[0], *counts] if counts else []):
+                peaks[cell(at)] = (peaks[cell(at)] or 0) + max(0, after - before)
+        return peaks
+    for at, total in _totals(history, lambda o: _figures(o).get(name)):
+        peaks[cell(at)] = max(peaks[cell(at)] or 0, total)
+    return peaks
+
+
+def _totals(
+    history: History, read: Callable[[Observation], int | None]
+) -> Iterator[tuple[datetime, int]]:
+    """Yield a figure over the pods that there were at each time that one of them was seen."""
+    samples = sorted(
+        ((o.at, pod, read(o)) for pod, seen in history.items() for o in seen),
+        key=lambda sample: sample[:2],
+    )
+    ends = {pod: at for at, pod, _ in samples}
+    newest: dict[str, int] = {}
+    for at, pod, value in samples:
+        newest = {other: kept for other, kept in newest.items() if ends[other] >= at}
+        if value is not None:
+            newest[pod] = value
+        if newest:
+            yield at, sum(newest.values())
