@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ballonet.api.conditions import Reason
+from ballonet.api.v1alpha1 import MAX_REPLICAS
 from ballonet.diagnosis.levers import advise
 from ballonet.planning.plan import plan_pool
 from ballonet.planning.remedies import Remedy
@@ -31,6 +32,7 @@ def nothing(_patch: Any) -> bool:
 NAMED = [
     (Reason.SLOT_BOUND, {}, anything, "Replicas", {"replicas": 2}),
     (Reason.SLOT_BOUND, {}, nothing, "Ceiling", None),
+    (Reason.SLOT_BOUND, {"replicas": MAX_REPLICAS}, anything, "Ceiling", None),
     (Reason.LIMIT_TOO_TIGHT, {}, anything, "Ceiling", None),
     (Reason.ENGINE_STUCK, {}, anything, "RestartPod", None),
     (Reason.REJECTING, {}, anything, "Replicas", {"replicas": 2}),

@@ -8,7 +8,7 @@ from typing import Final
 
 from ballonet.api.conditions import Reason
 from ballonet.api.quantity import quantity_bytes
-from ballonet.api.v1alpha1 import OffloadMode, PrefixCaching, Queue
+from ballonet.api.v1alpha1 import MAX_REPLICAS, OffloadMode, PrefixCaching, Queue
 from ballonet.kv.units import GIB, ceil_div
 from ballonet.planning.offload import offloads
 from ballonet.planning.plan import Plan
@@ -44,8 +44,8 @@ def _larger_ceiling(plan: Plan) -> Json:
     return {"sequence": {"maxTokens": plan.spec.sequence.max_tokens * 5 // 4}}
 
 
-def _more_replicas(plan: Plan) -> Json:
-    return {"replicas": plan.spec.replicas + 1}
+def _more_replicas(plan: Plan) -> Json | None:
+    return {"replicas": plan.spec.replicas + 1} if plan.spec.replicas < MAX_REPLICAS else None
 
 
 def _fewer_replicas(plan: Plan) -> Json | None:
