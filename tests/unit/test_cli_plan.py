@@ -230,6 +230,18 @@ def test_elements_of_lists_are_compared_by_name() -> None:
     assert "spec.topologies[research].roles[worker].count" in result.stdout
 
 
+def test_long_values_are_compared_from_where_they_part() -> None:
+    config = json.dumps({"model_type": "llama", "hidden_act": "silu" * 40, "vocab_size": 4096})
+    other = config.replace("4096", "8192") + " " * 300
+    inline = [{"model": {"config": {"inline": each}}} for each in (config, other)]
+    result = run("-f", "-", "--compare", stdin=text(*(pool("a", **each) for each in inline)))
+    (row,) = (line for line in result.stdout.splitlines() if "config.inline" in line)
+    assert len(row) < 200
+    assert "4096" in row and "8192" in row
+    document = run("-f", "-", "--compare", "-o", "json", stdin=text(pool(), pool(**inline[0])))
+    assert config in [each["second"] for each in json.loads(document.stdout)["differences"]]
+
+
 def test_not_two_pools_cannot_be_compared() -> None:
     result = run("-f", "-", "--compare", stdin=text(pool()))
     assert result.exit_code == 2

@@ -12,6 +12,9 @@ from ballonet.cli.output import VERDICTS
 from ballonet.kv.units import Interval
 from ballonet.planning.explain import amount, span
 
+# A whole config.json may stand in a field; a column of it would be wider than any screen.
+_MOST_CHARACTERS: Final = 48
+
 
 def compared(first: Outcome, second: Outcome, output: OutputFormat, canvas: Canvas) -> str:
     """Return two outcomes side by side: every figure, and each field of the spec that differs."""
@@ -26,7 +29,10 @@ def compared(first: Outcome, second: Outcome, output: OutputFormat, canvas: Canv
             if one.get(path) != other.get(path)
         ),
     ]
-    shown = tuple((*row, "" if row[1] == row[2] else "differs") for row in rows)
+    shown = tuple(
+        (name, *_short(before, after), "" if before == after else "differs")
+        for name, before, after in rows
+    )
     names = [_name(outcome, n) for n, outcome in enumerate((first, second), start=1)]
     table = Table(("figure of an engine", *names, ""), shown)
     differences = [
@@ -39,6 +45,22 @@ def compared(first: Outcome, second: Outcome, output: OutputFormat, canvas: Canv
 
 def _name(outcome: Outcome, number: int) -> str:
     return f"{number}: {outcome.document.name or '(no name)'} ({outcome.document.origin})"
+
+
+def _short(before: str, after: str) -> tuple[str, str]:
+    """Return two texts; where one is too long for a column, both from shortly before they part."""
+    if max(len(before), len(after)) <= _MOST_CHARACTERS:
+        return before, after
+    pairs = enumerate(zip(before, after, strict=False))
+    parting = next((n for n, (a, b) in pairs if a != b), min(len(before), len(after)))
+    start = max(0, parting - _MOST_CHARACTERS // 4)
+    return _part(before, start), _part(after, start)
+
+
+def _part(text: str, start: int) -> str:
+    part = text[start : start + _MOST_CHARACTERS]
+    cut_off = start + _MOST_CHARACTERS < len(text)
+    return f"{'... ' if start else ''}{part}{' ...' if cut_off else ''}"
 
 
 def _plain(value: Any) -> str:
