@@ -286,6 +286,18 @@ LATENT, SPARSE, SINKS = "deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V3.2", 
     [
         (DENSE, "A100-80GB", "fp8_e4m3", "0.32.0", True),
         (DENSE, "T4-16GB", "fp8_e4m3", "0.32.0", False),
+        # FlashInfer ran on Turing until 0.24 (vllm-project/vllm#47549).
+        (DENSE, "T4-16GB", "fp8_e4m3", "0.23.0", True),
+        (DENSE, "T4-16GB", "fp8_e5m2", "0.12.0", True),
+        ("google/gemma-3-1b-it", "T4-16GB", "fp8_e4m3", "0.23.0", False),
+        (SINKS, "A100-80GB", "turboquant_k8v4", "0.33.0", False),
+        (WINDOWED, "H100-80GB", "turboquant_k8v4", "0.33.0", False),
+        # Backends were asked whether they take such images from 0.13 on.
+        (WINDOWED, "A100-80GB", "fp8_e4m3", "0.12.0", True),
+        (WINDOWED, "A100-80GB", "fp8_e4m3", "0.13.0", False),
+        (DENSE, "A100-80GB", "fp8_e4m3", "0.11.0", False),
+        (DENSE, "A100-80GB", "fp8_e4m3", "0.11.1", True),
+        ("microsoft/Phi-3-mini-128k-instruct", "B200-180GB", "nvfp4", "0.32.0", False),
         (DENSE, "V100-32GB", "fp8_e5m2", "0.32.0", False),
         (DENSE, "MI210-64GB", "fp8_e4m3", "0.32.0", False),
         (DENSE, "GAUDI2-96GB", "fp8_e4m3", "0.32.0", False),
@@ -333,13 +345,78 @@ def test_a_cache_type_that_no_kernel_keeps_is_refused_by_name(
         assert device in resolved.message and "leave it out" in resolved.message
 
 
-def test_the_cpu_engine_takes_no_cache_of_fewer_bits_by_either_way() -> None:
+@pytest.mark.parametrize(
+    ("version", "starts"),
+    [("0.11.0", True), ("0.11.1", False), ("0.14.1", False), ("0.15.0", True)],
+)
+@pytest.mark.parametrize("model", [DENSE, LATENT])
+def test_no_backend_listed_bf16_for_a_while(model: str, version: str, *, starts: bool) -> None:
+    plan = planned(
+        model, engine={"version": version}, sequence={"kvCacheType": "BF16", "maxTokens": 4096}
+    )
+    assert (plan.spec_resolved.status is Status.TRUE) is starts
+    if not starts:
+        assert "BF16 is not supported on H100-80GB: vLLM" in plan.spec_resolved.message
+        assert plan.spec_resolved.message.endswith("would not start: use Auto")
+
+
+def test_a_version_that_falls_back_to_its_older_engine_is_not_said_to_end_at_start() -> None:
+    plan = planned(
+        DENSE,
+        engine={"version": "0.10.2"},
+        accelerator={"type": "A100-80GB"},
+        sequence={"kvCacheType": "FP8"},
+    )
+    assert plan.spec_resolved.message == (
+        "spec.sequence.kvCacheType: FP8 is not supported on A100-80GB: vLLM 0.10.2 would run its "
+        "older engine (V0) with it, which is not planned for: use Auto"
+    )
+
+
+# platforms/cpu.py, cpu_attn.py, mla/cpu_mla.py: FP8 from 0.21, latents from 0.28.
+@pytest.mark.parametrize(
+    ("model", "kv_cache", "version", "starts"),
+    [
+        (DENSE, "FP8", "0.20.2", False),
+        (DENSE, "FP8", "0.21.0", True),
+        (DENSE, "FP8", "0.32.0", True),
+        (DENSE, "BF16", "0.20.2", True),
+        ("microsoft/Phi-3-mini-4k-instruct", "FP8", "0.32.0", True),  # heads of 96
+        ("stabilityai/stablelm-3b-4e1t", "FP8", "0.32.0", False),  # heads of 80
+        (LATENT, "Auto", "0.26.0", False),
+        (LATENT, "Auto", "0.28.0", True),
+        (LATENT, "FP8", "0.32.0", False),
+        (SPARSE, "Auto", "0.32.0", False),
+    ],
+)
+def test_cpu_engines_keep_what_their_kernels_do(
+    model: str, kv_cache: str, version: str, *, starts: bool
+) -> None:
+    plan = planned(
+        model,
+        engine={"version": version, "image": "x"},
+        accelerator={"type": "CPU"},
+        sequence={"maxTokens": 2048, "kvCacheType": kv_cache},
+        budget={"kvCacheMemoryPerRank": "8Gi"},
+    )
+    resolved = plan.spec_resolved
+    assert (resolved.status is Status.TRUE) is starts, resolved.message
+    assert ("AVX-512 or AMX" in resolved.message) is (starts and kv_cache == "FP8")
+    if not starts:
+        assert resolved.reason is Reason.UNSUPPORTED_BY_ENGINE
+        assert f"vLLM {version} has no kernel there for" in resolved.message
+
+
+def test_the_cpu_engine_takes_no_other_cache_of_fewer_bits() -> None:
     budget = {"kvCacheMemoryPerRank": "8Gi"}
-    for name in ("fp8_e4m3", "nvfp4", "turboquant_k8v4", "int8_per_token_head"):
+    for name in ("nvfp4", "turboquant_k8v4", "int8_per_token_head"):
         plan = plan_pool(
             "p", spec(DEMO, engine={"args": ["--kv-cache-dtype", name]}, budget=budget)
         )
-        assert plan.spec_resolved.message.endswith("is not supported on CPU: leave it out")
+        assert plan.spec_resolved.message == (
+            f"spec.engine.args: --kv-cache-dtype {name} is not supported on CPU: vLLM 0.32.0 has "
+            "no kernel there for attention, and the engine would not start: leave it out"
+        )
 
 
 @pytest.mark.parametrize(
@@ -391,6 +468,8 @@ def test_fields_that_no_kernel_serves_are_refused_too(changes: dict[str, Any], w
         (SPARSE, "Auto", "0.32.0", False),
         (SPARSE, "FP8", "0.32.0", True),
         (SPARSE, "FP8", "0.28.0", False),
+        (LATENT, "FP8", "0.24.0", False),
+        (LATENT, "FP8", "0.25.1", True),
     ],
 )
 def test_ranks_share_sequences_only_where_a_kernel_does(
@@ -407,6 +486,48 @@ def test_ranks_share_sequences_only_where_a_kernel_does(
     if not starts:
         assert plan.spec_resolved.message.startswith("spec.parallelism.decodeContext: 8 is not")
         assert "use 1" in plan.spec_resolved.message
+
+
+@pytest.mark.parametrize(
+    ("version", "args", "starts"),
+    [
+        ("0.14.1", [], True),
+        ("0.23.0", [], False),
+        ("0.23.0", ["--attention-backend", "CUTLASS_MLA"], True),
+        ("0.26.0", [], True),
+    ],
+)
+def test_the_backend_that_is_chosen_on_blackwell_shared_no_latents_for_a_while(
+    version: str, args: list[str], *, starts: bool
+) -> None:
+    plan = planned(
+        LATENT,
+        engine={"version": version, "args": args},
+        accelerator={"type": "B200-180GB"},
+        parallelism={"tensor": 8, "decodeContext": 8},
+    )
+    assert (plan.spec_resolved.status is Status.TRUE) is starts, plan.spec_resolved.message
+
+
+def test_a_backend_that_is_asked_for_may_take_what_is_not_chosen_for() -> None:
+    old = {"version": "0.11.0", "env": [{"name": "VLLM_ATTENTION_BACKEND", "value": "FLASHINFER"}]}
+    for engine, status in ((old, Status.TRUE), (old | {"env": []}, Status.FALSE)):
+        plan = planned(
+            DENSE,
+            engine=engine,
+            accelerator={"type": "A100-80GB"},
+            sequence={"kvCacheType": "FP8"},
+        )
+        assert plan.spec_resolved.status is status
+
+
+def test_a_device_that_newer_versions_know_is_refused_with_a_way_out() -> None:
+    plan = planned(
+        SPARSE, engine={"version": "0.23.0"}, accelerator={"type": "RTX-PRO-6000-SERVER-96GB"}
+    )
+    assert plan.spec_resolved.message.endswith(
+        "use another device, or a newer vLLM with spec.engine.version"
+    )
 
 
 def test_images_that_are_left_out_let_the_cache_be_kept_in_8_bits() -> None:

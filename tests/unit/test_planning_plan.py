@@ -408,7 +408,7 @@ def test_given_memory_beyond_the_device_is_refused() -> None:
             "spec.sequence.blockTokens: 16",
         ),
         (
-            {"sequence": {"kvCacheType": "FP8"}},
+            {"engine": {"version": "0.20.2"}, "sequence": {"kvCacheType": "FP8"}},
             Reason.UNSUPPORTED_BY_ENGINE,
             "spec.sequence.kvCacheType",
         ),

@@ -50,6 +50,8 @@ _LEAST_COMPUTE: Final = {
 }
 _FP8_ON_TURING: Final = (0, 14)
 _FIRST_WITH_BF16_CACHE: Final = (0, 11)
+_FIRST_WITHOUT_V0: Final = (0, 11)
+_FIRST_THAT_TRIES_ALL_BACKENDS: Final = (0, 11, 1)
 _COUNTS_YARN_POSITIONS_AS_GIVEN: Final = (0, 30)
 
 
@@ -58,6 +60,23 @@ def least_compute(quantization: str | None, version: str) -> tuple[int, int] | N
     if quantization == "fp8" and parse_version(version)[:2] < _FP8_ON_TURING:
         return (8, 0)
     return _LEAST_COMPUTE.get(quantization or "")
+
+
+def falls_back(version: str) -> bool:
+    """Return whether a version runs its older engine where the current one lacks something.
+
+    _raise_or_fallback, engine/arg_utils.py.
+    """
+    return parse_version(version)[:2] < _FIRST_WITHOUT_V0
+
+
+def tries_all_backends(version: str) -> bool:
+    """Return whether a version takes the first attention backend that can run a model.
+
+    get_valid_backends, platforms/cuda.py. Before, the device chose one, and others had to be asked
+    for.
+    """
+    return parse_version(version)[:3] >= _FIRST_THAT_TRIES_ALL_BACKENDS
 
 
 def takes_bf16_cache(version: str) -> bool:

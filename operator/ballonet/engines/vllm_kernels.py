@@ -3,8 +3,8 @@
 An engine ends at its start where no kernel takes a format. The table follows what the backends of
 v1/attention/backends support (``supported_kv_cache_dtypes``, ``supports_kv_cache_dtype``,
 ``supports_combination``, ``supports_compute_capability``, and for decode context parallel
-``can_return_lse_for_decode``), read in 10 versions from 0.10.2 to 0.32.0. Where a kernel came
-between two of them, the earlier minor version counts as having it.
+``can_return_lse_for_decode``) and what the first of them that is chosen refuses when it is built,
+read in 23 versions from 0.10.2 to 0.32.0.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class _Kernel:
     Attributes:
         least: lowest compute capability.
         majors: generations that it is built for; empty for all.
-        since, last: first and last minor version that has it.
-        general: whether it takes heads of any size, attention sinks, and images that attend both
-            ways.
+        since, last: first and last version that has it; a minor version stands for its patches.
+        heads: sizes of heads that it takes; empty for any.
+        sinks: whether it takes attention sinks.
+        images: whether it takes images that attend both ways.
         shared: first minor version in which ranks can share its sequences (decode context
             parallel); None for never.
     """
@@ -45,10 +46,38 @@ class _Kernel:
     formats: frozenset[str]
     least: tuple[int, int] = (0, 0)
     majors: frozenset[int] = frozenset()
-    since: tuple[int, int] = (0, 0)
-    last: tuple[int, int] = (1, 0)
-    general: bool = True
+    since: tuple[int, ...] = (0, 0)
+    last: tuple[int, ...] = (1, 0)
+    heads: frozenset[int] = frozenset()
+    sinks: bool = True
+    images: bool = True
     shared: tuple[int, int] | None = (0, 0)
+
+    def runs(self, compute: tuple[int, int], version: Version) -> bool:
+        """Return whether a version has it on GPUs of a compute capability."""
+        return (
+            self.least <= compute
+            and (not self.majors or compute[0] in self.majors)
+            and self.since <= version[:3]
+            and version[: len(self.last)] <= self.last
+        )
+
+    def takes(self, geometry: ModelGeometry, *, text_only: bool) -> bool:
+        """Return whether it has the attention of a model."""
+        two_way = geometry.model_type in _WITH_TWO_WAY_IMAGES and geometry.encoder and not text_only
+        return (
+            (self.sinks or geometry.model_type not in _WITH_SINKS)
+            and (self.images or not two_way)
+            and (
+                not self.heads
+                or all(
+                    cache.head_dim == cache.value_dim and cache.head_dim in self.heads
+                    for layer in geometry.caches
+                    for cache in layer
+                    if isinstance(cache, Attention)
+                )
+            )
+        )
 
 
 def _kernel(
@@ -57,62 +86,144 @@ def _kernel(
     *,
     least: tuple[int, int] = (0, 0),
     majors: Iterable[int] = (),
-    since: tuple[int, int] = (0, 0),
-    last: tuple[int, int] = (1, 0),
-    general: bool = True,
+    since: tuple[int, ...] = (0, 0),
+    last: tuple[int, ...] = (1, 0),
+    heads: Iterable[int] = (),
+    sinks: bool = True,
+    images: bool = True,
     shared: tuple[int, int] | None = (0, 0),
 ) -> _Kernel:
-    names, generations = frozenset(formats.split()), frozenset(majors)
-    return _Kernel(kind, names, least, generations, since, last, general, shared)
+    return _Kernel(
+        kind,
+        frozenset(formats.split()),
+        least=least,
+        majors=frozenset(majors),
+        since=since,
+        last=last,
+        heads=frozenset(heads),
+        sinks=sinks,
+        images=images,
+        shared=shared,
+    )
 
 
 _PLAIN, _LATENT, _SPARSE = LayerKind
 _TURBOQUANT: Final = "turboquant_k8v4 turboquant_4bit_nc turboquant_k3v4_nc turboquant_3bit_nc"
 _SCALED: Final = "int8_per_token_head int4_per_token_head fp8_per_token_head"
 _PLAIN_ALONE: Final = frozenset(f"{_TURBOQUANT} {_SCALED}".split())
-# Comments name the backends. Before 0.11 nothing but FlashAttention 3 and Blackwell's kernels ran
-# the current engine with 8 bits (is_kv_cache_dtype_supported, platforms/cuda.py, 0.10.2).
 _FP8: Final = "fp8 fp8_e4m3"
+_ALL_FP8: Final = f"{_FP8} fp8_e5m2"
+# Families with attention sinks (supports_sink), and with images that attend both ways
+# (supports_mm_prefix, asked from 0.13 on).
+_WITH_SINKS: Final = frozenset(("gpt_oss",))
+_WITH_TWO_WAY_IMAGES: Final = frozenset(("gemma3", "gemma3_text"))
+# Comments name the backends. Before 0.11 nothing but FlashAttention 3 and Blackwell's kernels ran
+# the current engine with 8 bits (is_kv_cache_dtype_supported, platforms/cuda.py, 0.10.2). In 0.11.0
+# FlashInfer ran only where it was asked for (get_attn_backend_cls), and from 0.11.1 to 0.14 no
+# backend listed bfloat16.
 _KERNELS: Final = (
-    _kernel(_PLAIN, "auto float16 bfloat16", least=(8, 0)),  # FLASH_ATTN
+    _kernel(_PLAIN, "auto float16", least=(8, 0)),  # FLASH_ATTN
     _kernel(_PLAIN, "auto float16", shared=None),  # TRITON_ATTN
-    _kernel(_PLAIN, "bfloat16", last=(0, 25), shared=None),
-    _kernel(_PLAIN, f"{_FP8} fp8_e5m2", majors=(9, 10)),  # FLASH_ATTN, FLASHINFER
-    _kernel(_PLAIN, f"{_FP8} fp8_e5m2", least=(8, 9), since=(0, 11), shared=None),  # TRITON_ATTN
-    _kernel(_PLAIN, f"{_FP8} fp8_e5m2", least=(8, 0), since=(0, 11), general=False),  # FLASHINFER
+    _kernel(_PLAIN, "bfloat16", last=(0, 11, 0)),
+    _kernel(_PLAIN, "bfloat16", least=(8, 0), since=(0, 15)),
+    _kernel(_PLAIN, "bfloat16", since=(0, 15), last=(0, 25), shared=None),  # TRITON_ATTN
+    _kernel(_PLAIN, _ALL_FP8, majors=(9, 10)),  # FLASH_ATTN, FLASHINFER
+    _kernel(_PLAIN, _ALL_FP8, least=(8, 9), since=(0, 11), shared=None),  # TRITON_ATTN
+    # FLASHINFER. On 7.5 its prefill has no room for heads of 256, and 0.24 took it away there.
+    _kernel(
+        _PLAIN, _ALL_FP8, least=(7, 5), since=(0, 11, 1), last=(0, 12), heads=(64, 128), sinks=False
+    ),
+    _kernel(
+        _PLAIN,
+        _ALL_FP8,
+        least=(7, 5),
+        since=(0, 13),
+        last=(0, 23),
+        heads=(64, 128),
+        sinks=False,
+        images=False,
+    ),
+    _kernel(
+        _PLAIN,
+        _ALL_FP8,
+        least=(8, 0),
+        since=(0, 11, 1),
+        last=(0, 12),
+        heads=(64, 128, 256),
+        sinks=False,
+    ),
+    _kernel(
+        _PLAIN,
+        _ALL_FP8,
+        least=(8, 0),
+        since=(0, 13),
+        heads=(64, 128, 256),
+        sinks=False,
+        images=False,
+    ),
+    _kernel(
+        _PLAIN,
+        _ALL_FP8,
+        least=(8, 0),
+        since=(0, 22),
+        heads=(64, 128, 256, 512),
+        sinks=False,
+        images=False,
+    ),
     _kernel(_PLAIN, "int8_per_token_head int4_per_token_head", shared=None),  # TRITON_ATTN
     _kernel(_PLAIN, "fp8_per_token_head", least=(8, 9), shared=None),  # TRITON_ATTN
-    _kernel(_PLAIN, _TURBOQUANT, shared=None),  # TURBOQUANT
-    _kernel(_PLAIN, "nvfp4 nvfp4_4over6", majors=(10,), since=(0, 21)),  # FLASHINFER
+    _kernel(_PLAIN, _TURBOQUANT, sinks=False, images=False, shared=None),  # TURBOQUANT
     _kernel(  # FLASHINFER
-        _PLAIN, "nvfp4", majors=(8, 9, 12), since=(0, 31), general=False, shared=None
+        _PLAIN,
+        "nvfp4 nvfp4_4over6",
+        majors=(10,),
+        since=(0, 21),
+        heads=(64, 128, 256, 512),
+        images=False,
     ),
-    _kernel(_LATENT, "auto float16"),
-    _kernel(_LATENT, "bfloat16", least=(8, 0)),
-    _kernel(_LATENT, "bfloat16", last=(0, 25)),
-    # "DCP not support fp8 kvcache now." (mla_attention.py, up to 0.23.0).
-    _kernel(_LATENT, _FP8, majors=(9, 10), shared=(0, 24)),  # FLASHMLA, CUTLASS_MLA
-    _kernel(_LATENT, _FP8, least=(8, 9), since=(0, 18), shared=(0, 24)),  # TRITON_MLA
+    _kernel(  # FLASHINFER
+        _PLAIN,
+        "nvfp4",
+        majors=(8, 9, 12),
+        since=(0, 31),
+        heads=(128, 256, 512),
+        sinks=False,
+        images=False,
+        shared=None,
+    ),
+    _kernel(_LATENT, "auto float16", majors=(7, 8, 9, 11, 12)),
+    # On 10.x FLASHINFER_MLA came before CUTLASS_MLA in 0.15, and ranks share its sequences from
+    # 0.25 on.
+    _kernel(_LATENT, "auto", majors=(10,), last=(0, 14)),
+    _kernel(_LATENT, "auto float16", majors=(10,), shared=(0, 25)),
+    _kernel(_LATENT, "bfloat16", last=(0, 11, 0)),
+    _kernel(_LATENT, "bfloat16", majors=(8, 9, 11, 12), since=(0, 15)),
+    _kernel(_LATENT, "bfloat16", majors=(10,), since=(0, 15), shared=(0, 25)),
+    _kernel(_LATENT, "bfloat16", majors=(7,), since=(0, 15), last=(0, 25)),
+    # "DCP not support fp8 kvcache now." (mla_attention.py, up to 0.24.0).
+    _kernel(_LATENT, _FP8, majors=(9, 10), shared=(0, 25)),  # FLASHMLA, CUTLASS_MLA
+    _kernel(_LATENT, _FP8, least=(8, 9), since=(0, 18), shared=(0, 25)),  # TRITON_MLA
     _kernel(_SPARSE, "auto bfloat16 float16", majors=(9,), shared=None),  # FLASHMLA_SPARSE
     _kernel(_SPARSE, f"{_FP8} fp8_ds_mla", majors=(9,), shared=(0, 29)),  # FLASHMLA_SPARSE
     _kernel(  # FLASHINFER_MLA_SPARSE
-        _SPARSE, f"auto bfloat16 float16 {_FP8}", majors=(10,), shared=(0, 24)
+        _SPARSE, f"auto bfloat16 float16 {_FP8}", majors=(10,), shared=(0, 25)
     ),
     _kernel(  # FLASHMLA_SPARSE
         _SPARSE, "fp8_ds_mla nvfp4_ds_mla", majors=(10,), shared=(0, 29)
     ),
     _kernel(  # FLASHINFER_MLA_SPARSE_SM120
-        _SPARSE, f"auto {_FP8} fp8_ds_mla", majors=(12,), since=(0, 24)
+        _SPARSE, f"auto {_FP8} fp8_ds_mla", majors=(12,), since=(0, 24), shared=None
     ),
 )
-# Sizes of heads that FlashInfer is built for, and families whose attention it does not have:
-# sinks (supports_sink), images that attend both ways (supports_mm_prefix).
-_FLASHINFER_HEADS: Final = frozenset((64, 128, 256, 512))
-_FLASHINFER_NVFP4_HEADS: Final = _FLASHINFER_HEADS - {64}
-_WITH_SINKS: Final = frozenset(("gpt_oss",))
-_WITH_TWO_WAY_IMAGES: Final = frozenset(("gemma3", "gemma3_text"))
 # Formats that no kernel of an AMD GPU takes (rocm_*.py, 0.20.2 and 0.32.0).
 _NOT_ON_AMD: Final = frozenset(("nvfp4", "nvfp4_4over6", "nvfp4_ds_mla", "fp8_ds_mla", "fp8_inc"))
+# CPU engines (platforms/cpu.py, cpu_attn.py, mla/cpu_mla.py, mla/amx_mla.py, every minor version):
+# 8 bits in heads of a multiple of 32 elements, latents of 16 bits alone and no key index.
+_16_BITS: Final = frozenset(("auto", "bfloat16", "float16"))
+_CPU_FP8: Final = frozenset(f"{_FP8} fp8_e5m2".split())
+_CPU_FP8_SINCE: Final = (0, 21)
+_CPU_LATENT_SINCE: Final = (0, 28)
+_CPU_FP8_HEADS: Final = 32
 
 
 def layer_without_kernel(
@@ -144,6 +255,8 @@ def layer_without_kernel(
             if name in _NOT_ON_AMD or (kind is not _PLAIN and name in _PLAIN_ALONE)
         )
         return next(without, None)
+    if vendor == "cpu":
+        return next((k for k in kinds if not _is_on_cpu(k, name, geometry, version[:2])), None)
     if vendor != "nvidia" or compute is None:
         return None
     return next(
@@ -153,10 +266,8 @@ def layer_without_kernel(
             if not any(
                 kernel.kind is kind
                 and name in kernel.formats
-                and kernel.least <= compute
-                and (not kernel.majors or compute[0] in kernel.majors)
-                and kernel.since <= version[:2] <= kernel.last
-                and (kernel.general or _is_common(name, geometry, text_only=text_only))
+                and kernel.runs(compute, version)
+                and kernel.takes(geometry, text_only=text_only)
                 and (not shared or (kernel.shared is not None and kernel.shared <= version[:2]))
                 for kernel in _KERNELS
             )
@@ -176,15 +287,19 @@ def _kinds(geometry: ModelGeometry) -> Iterable[LayerKind]:
             yield kind
 
 
-def _is_common(name: str, geometry: ModelGeometry, *, text_only: bool) -> bool:
-    """Return whether FlashInfer has the attention of a model."""
-    heads = _FLASHINFER_NVFP4_HEADS if name == "nvfp4" else _FLASHINFER_HEADS
-    two_way = geometry.model_type in _WITH_TWO_WAY_IMAGES and geometry.encoder and not text_only
-    return (
-        not two_way
-        and geometry.model_type not in _WITH_SINKS
+def _is_on_cpu(
+    kind: LayerKind, name: str, geometry: ModelGeometry, version: tuple[int, int]
+) -> bool:
+    """Return whether CPU engines keep layers of a kind in a format."""
+    if kind is _SPARSE:
+        return False
+    if kind is _LATENT:
+        return name in _16_BITS and version >= _CPU_LATENT_SINCE
+    return name in _16_BITS or (
+        name in _CPU_FP8
+        and version >= _CPU_FP8_SINCE
         and all(
-            cache.head_dim == cache.value_dim and cache.head_dim in heads
+            cache.head_dim % _CPU_FP8_HEADS == 0
             for layer in geometry.caches
             for cache in layer
             if isinstance(cache, Attention)

@@ -336,9 +336,14 @@ def _fights(spec: InferencePoolSpec, arguments: PlannedArguments) -> Iterator[st
 
 
 def _resolved_text(spec: InferencePoolSpec, resolved: Resolved) -> str:
+    needs = (
+        ", which needs nodes with AVX-512 or AMX for an FP8 KV cache"
+        if resolved.device.device == "cpu" and (resolved.kv_cache_type or "").startswith("fp8")
+        else ""
+    )
     return explain.bounded(
         f"{spec.model.name} ({resolved.source}) on {resolved.device.name} with vLLM "
-        f"{spec.engine.version}"
+        f"{spec.engine.version}{needs}"
     )
 
 

@@ -311,7 +311,7 @@ class _Search:
         """Yield changes that alone are not enough, as far as each goes, cheapest first."""
         if self.spec.budget.kv_cache_memory_per_rank is None and self.device.device == "gpu":
             yield self._memory_percent(SAFE_MEMORY_PERCENT)
-        if self.spec.sequence.kv_cache_type is not KvCacheType.FP8:
+        if self.device.device == "gpu" and self.spec.sequence.kv_cache_type is not KvCacheType.FP8:
             yield self._fp8()
         for size in self._tensor_sizes():
             yield self._tensor(size)
@@ -500,7 +500,12 @@ class _Search:
     # --- less precision, less speed ---
 
     def fp8_cache(self) -> _Change | None:
-        """Keep keys and values in 8 bits, where engine and device can."""
+        """Keep keys and values in 8 bits, where engine and device can.
+
+        Not on CPU: whether a node's can is known to its engine only.
+        """
+        if self.device.device == "cpu":
+            return None
         change = self._fp8()
         return change if self.fits(change.change) else None
 

@@ -20,12 +20,14 @@ from ballonet.engines import vllm
 from ballonet.engines.base import PlannedArguments
 from ballonet.engines.vllm_abilities import (
     counts_yarn_positions_as_given,
+    falls_back,
     least_compute,
     takes_bf16_cache,
+    tries_all_backends,
 )
 from ballonet.engines.vllm_kernels import LayerKind, layer_without_kernel
 from ballonet.engines.vllm_models import lacks, versions_with
-from ballonet.kv.cache_types import AUTO, CACHE_TYPES, PLAIN_FP8, told_type
+from ballonet.kv.cache_types import AUTO, PLAIN_FP8, told_type
 from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry, parse_config
 from ballonet.kv.layers import Attention
@@ -85,6 +87,7 @@ class Resolved:
         draft_weights: size of the drafting model's weights; None without one or when unknown.
         block_tokens: tokens a block as they are written; None leaves the engine its own.
         prefix_caching: as it is written; None leaves the engine its own.
+        kv_cache_type: the engine's word for the format that layers are told; None without geometry.
         source: where the geometry comes from.
         evidence: the same, with where the catalog has it from.
     """
@@ -99,6 +102,7 @@ class Resolved:
     draft_weights: Interval | None
     block_tokens: int | None
     prefix_caching: bool | None
+    kv_cache_type: str | None
     source: str
     evidence: str
 
@@ -127,12 +131,15 @@ def resolve(
     found = named_model(spec, config_text, catalog)
     geometry, problem = found.geometry, found.problem
     settings = _settings(spec, device, geometry, arguments)
-    layout = speculation = None
+    layout = speculation = told = None
     if geometry is not None:
+        told = told_type(
+            settings, declared=geometry.declared_kv_cache, method=geometry.quantization
+        )
         _check_engine_knows(spec, geometry, arguments)
         check_model_can(spec, _longest(geometry, version))
         _check_device_can(spec, device, arguments.quantization or geometry.quantization)
-        _check_kernels(spec, device, geometry, arguments, settings)
+        _check_kernels(spec, device, geometry, arguments, told)
         if spec.parallelism.expert is ExpertParallel.ENABLED and not geometry.mixture:
             raise Unresolved(
                 Reason.UNSUPPORTED_BY_ENGINE,
@@ -159,6 +166,7 @@ def resolve(
         draft_weights=_draft_weights(arguments, speculation, catalog),
         block_tokens=settings.block_tokens,
         prefix_caching=settings.prefix_caching,
+        kv_cache_type=told,
         source=found.source,
         evidence=found.evidence,
     )
@@ -195,7 +203,7 @@ def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
             f"spec.sequence.blockTokens: {block} is not a multiple of {CPU.attention_multiple}, "
             "which vLLM's CPU backend needs"
         )
-    if spec.sequence.kv_cache_type is KvCacheType.FP8 and not device.fp8_kv_cache:
+    if spec.sequence.kv_cache_type is KvCacheType.FP8 and _lacks_fp8(device):
         problems.append(
             f"spec.sequence.kvCacheType: FP8 is not supported on {device.name}: use Auto or BF16"
         )
@@ -220,6 +228,11 @@ def _check_engine_can(spec: InferencePoolSpec, device: Accelerator) -> None:
         )
     if problems:
         raise Unresolved(Reason.UNSUPPORTED_BY_ENGINE, "; ".join(problems))
+
+
+def _lacks_fp8(device: Accelerator) -> bool:
+    """Return whether no version stores an FP8 KV cache on it, where no kernels were read."""
+    return device.device == "gpu" and device.compute is None and not device.fp8_kv_cache
 
 
 def _check_engine_knows(
@@ -264,34 +277,40 @@ def _check_kernels(
     device: Accelerator,
     geometry: ModelGeometry,
     arguments: PlannedArguments,
-    settings: EngineSettings,
+    name: str,
 ) -> None:
-    """Check that the device keeps the model's cache in the format that it is told.
+    """Check that the device keeps the model's cache in the format that layers are told.
 
     Raises:
         Unresolved: it does not, and the engine would not start.
     """
-    name = told_type(settings, declared=geometry.declared_kv_cache, method=geometry.quantization)
 
-    def without(name: str, *, shared: bool = False) -> LayerKind | None:
+    version = vllm.parse_version(spec.engine.version)
+    forced = arguments.attention_backend is not None
+    if forced and not tries_all_backends(spec.engine.version):
+        return  # it may take what the one that would be chosen does not
+
+    def without(
+        name: str, *, shared: bool = False, version: vllm.Version = version
+    ) -> LayerKind | None:
         return layer_without_kernel(
             name,
             geometry,
             vendor=device.vendor,
             compute=device.compute,
-            version=vllm.parse_version(spec.engine.version),
+            version=version,
             text_only=arguments.text_only,
             shared=shared,
         )
 
-    kind = without(name, shared=spec.parallelism.decode_context > 1)
-    lacks_8_bits = name in PLAIN_FP8 and not device.fp8_kv_cache
-    on_cpu = device.device == "cpu" and CACHE_TYPES[name].quantized
-    if kind is None and not (lacks_8_bits or on_cpu):
+    kind = without(name, shared=spec.parallelism.decode_context > 1 and not forced)
+    if kind is None and not (name in PLAIN_FP8 and _lacks_fp8(device)):
         return
     where = f" on {device.name}"
     if without(AUTO) is not None:  # no format helps
         what, where, instead = f"spec.accelerator.type: {device.name}", "", "use another device"
+        if without(AUTO, version=vllm.NEWEST) is None:
+            instead += ", or a newer vLLM with spec.engine.version"
     elif kind is not None and without(name) is None:
         what = f"spec.parallelism.decodeContext: {spec.parallelism.decode_context}"
         instead = "use 1" if name == AUTO else f"use 1, or a KV cache other than {name}"
@@ -303,12 +322,12 @@ def _check_kernels(
         what = f"spec.sequence.kvCacheType: Auto, {name} as the checkpoint declares,"
         sixteen = vllm.KV_CACHE_TYPES[KvCacheType.BF16]
         instead = "use a newer device" + (", or BF16" if without(sixteen) is None else "")
-    why = (
-        ""
-        if kind is None
-        else f": vLLM {spec.engine.version} has no kernel there for {kind}, and the engine would "
-        "not start"
-    )
+    if kind is None:
+        why = ""
+    elif falls_back(spec.engine.version) and without(name) is not None:
+        why = f": vLLM {version} would run its older engine (V0) with it, which is not planned for"
+    else:
+        why = f": vLLM {version} has no kernel there for {kind}, and the engine would not start"
     raise Unresolved(
         Reason.UNSUPPORTED_BY_ENGINE, f"{what} is not supported{where}{why}: {instead}"
     )
