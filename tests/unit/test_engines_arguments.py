@@ -409,6 +409,45 @@ def test_an_attention_backend_is_refused_where_the_version_has_none_of_the_name(
     assert user_arguments(["--attention-backend", "auto"], {}, "0.32.0") == UserArguments()
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--attention-config.backend", "flashinfer"],
+        ["--attention-config", '{"backend": "FLASHINFER"}'],
+        ["-ac.backend=FLASHINFER"],
+    ],
+)
+def test_an_attention_backend_may_be_a_key(args: list[str]) -> None:
+    assert user_arguments(args, {}, "0.32.0") == UserArguments(
+        planned=PlannedArguments(attention_backend="FLASHINFER")
+    )
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--attention-config.backend", "TURBOQUANT"],
+        ["--attention-config", '{"backend": "TURBOQUANT", "flash_attn_version": 2}'],
+    ],
+)
+def test_a_key_that_names_no_backend_of_the_version_is_refused(args: list[str]) -> None:
+    (refused,) = user_arguments(args, {}, "0.16.0").refused
+    assert "--attention-config" in refused
+    assert "'TURBOQUANT' is no backend of vLLM 0.16.0" in refused
+
+
+def test_an_attention_backend_that_is_named_twice_is_refused_by_both_names() -> None:
+    args = ["--attention-backend", "FLASHINFER", "--attention-config.backend", "FLASH_ATTN"]
+    (refused,) = user_arguments(args, {}, "0.32.0").refused
+    assert "--attention-backend" in refused and "--attention-config.backend" in refused
+
+
+def test_other_keys_of_attention_are_not_planned_for() -> None:
+    found = user_arguments(["--attention-config.flash_attn_version", "2"], {}, "0.32.0")
+    assert found.refused == ()
+    assert "is not planned for with the key flash_attn_version" in found.unplanned[0]
+
+
 def test_a_plugin_may_bring_an_attention_backend() -> None:
     found = user_arguments(["--attention-backend", "OWN"], {"VLLM_PLUGINS": "own"}, "0.32.0")
     assert found.refused == () and found.planned.attention_backend == "OWN"

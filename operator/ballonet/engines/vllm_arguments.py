@@ -23,7 +23,7 @@ from ballonet.api.quoting import quoted
 from ballonet.catalog.flags import vllm_switches, vllm_values
 from ballonet.catalog.lookup import suggest
 from ballonet.engines import vllm_planned
-from ballonet.engines.base import PORT, PlannedArguments, UserArguments
+from ballonet.engines.base import PORT, UserArguments
 from ballonet.engines.vllm_models import attention_backends
 from ballonet.engines.vllm_planned import (
     BACKEND_OPTION,
@@ -31,6 +31,7 @@ from ballonet.engines.vllm_planned import (
     KV_CACHE_TYPES,
     PLANNED,
     Setting,
+    asked_backends,
 )
 from ballonet.engines.vllm_versions import lifetime, parse_version, possible_flags
 
@@ -163,8 +164,7 @@ UNPLANNED: Final = (
     _unplanned("engines over several nodes", r"--(nnodes|node-rank|master-(addr|port))"),
     _unplanned(
         "another cache layout",
-        r"--(kv-cache-dtype-skip-layers|kv-sharing-fast-prefill|disable-sliding-window"
-        r"|attention-config)",
+        r"--(kv-cache-dtype-skip-layers|kv-sharing-fast-prefill|disable-sliding-window)",
     ),
     _unplanned(
         "device memory beside model and cache",
@@ -292,7 +292,7 @@ def user_arguments(
     unplanned_flags = frozenset(v.flag for v in verdicts if not v.refused and v.flag)
     if not unplanned_flags.isdisjoint(_FOREIGN_CODE_FLAGS) or env.get(_PLUGINS, "") != "":
         planned = replace(planned, foreign_code=True)
-    wrong = _wrong_backend(settings, planned, version)
+    wrong = () if planned.foreign_code else _wrong_backends(settings, version)
     if planned.attention_backend == _ANY_BACKEND:
         planned = replace(planned, attention_backend=None)
     return UserArguments(
@@ -303,18 +303,17 @@ def user_arguments(
     )
 
 
-def _wrong_backend(
-    settings: Sequence[Setting], planned: PlannedArguments, version: str
-) -> tuple[str, ...]:
-    """Return why no attention backend has the name that is asked for, if so."""
-    name, known = planned.attention_backend, attention_backends(version)
-    if name is None or name in known or planned.foreign_code:
-        return ()
-    asked = [setting for setting in settings if setting.option == BACKEND_OPTION][-1]
-    return (
-        f"{asked.shown} {quoted(asked.value)} is no backend of vLLM {version}, so the engine would "
-        f"not start; there are {', '.join(sorted(known))}",
-    )
+def _wrong_backends(settings: Sequence[Setting], version: str) -> Iterator[str]:
+    """Yield what is wrong with the attention backends that are asked for."""
+    asked, known = asked_backends(settings), attention_backends(version)
+    for shown, name in asked.items():
+        if name.upper() not in known:
+            yield (
+                f"{shown} {quoted(name)} is no backend of vLLM {version}, so the engine would not "
+                f"start; there are {', '.join(sorted(known))}"
+            )
+    if len(asked) > 1:
+        yield f"{' and '.join(asked)} both name an attention backend; leave one of them out"
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,15 @@ def _gibibytes(value: Any) -> int:
     return int(_decimal(value) * GIB)
 
 
-def _backend(value: Any) -> str:
+def _backend(values: Mapping[str, Any]) -> str | None:
     """Return a backend's name; the version knows which there are."""
+    config = _object(values.get(_ATTENTION_OPTION, {}))
+    other = sorted(config.keys() - {_BACKEND_KEY})
+    if other:
+        raise NotPlanned(f"is not planned for with the key {other[0]}")
+    value = values.get(BACKEND_OPTION, config.get(_BACKEND_KEY))
+    if value is None:
+        return None
     name = str(value).upper()
     if not name.isidentifier():
         raise _only_with("the name of a backend", value)
@@ -254,11 +261,13 @@ def _switch(field: str, option: str, *, on: bool = True) -> _Reader:
 
 
 BACKEND_OPTION: Final = "--attention-backend"
+_ATTENTION_OPTION: Final = "--attention-config"
+_BACKEND_KEY: Final = "backend"
 BLOCKS_OPTION: Final = "--num-gpu-blocks-override"
 FOREIGN_CODE_OPTION: Final = "--trust-remote-code"
 _READERS: Final = (
     _Reader("adapters", ("--enable-lora", "--max-loras", "--max-lora-rank"), _adapters),
-    _value("attention_backend", BACKEND_OPTION, _backend),
+    _Reader("attention_backend", (BACKEND_OPTION, _ATTENTION_OPTION), _backend),
     _value("blocks", BLOCKS_OPTION, _whole),
     _switch("eager", "--enforce-eager"),
     _switch("foreign_code", FOREIGN_CODE_OPTION),
@@ -292,6 +301,21 @@ def read(settings: Sequence[Setting]) -> tuple[PlannedArguments, tuple[str, ...]
             shown = ", ".join(written[option].shown for option in own)
             problems.append(f"{shown} {reason}.")
     return PlannedArguments(**fields), tuple(problems)
+
+
+def asked_backends(settings: Iterable[Setting]) -> dict[str, str]:
+    """Return the names of attention backends that are asked for, by how each is written."""
+    found = {}
+    for option, written in _last_of_each(settings).items():
+        value = written.value
+        if option == _ATTENTION_OPTION:
+            config = _json(value) if isinstance(value, str) else value
+            value = config.get(_BACKEND_KEY) if isinstance(config, dict) else None
+        elif option != BACKEND_OPTION:
+            continue
+        if isinstance(value, str) and value.isidentifier():
+            found[written.shown] = value
+    return found
 
 
 @dataclass(frozen=True, slots=True)
