@@ -22,7 +22,7 @@ SOURCES = [str(ROOT / "operator"), str(ROOT / "probe")]
 sys.path[:0] = SOURCES
 
 from ballonet.api.v1alpha1 import InferencePoolSpec  # noqa: E402
-from ballonet.planning.plan import plan_pool  # noqa: E402
+from ballonet.planning.planner import plan_pool  # noqa: E402
 
 IN_PROCESS_RUNS = 30
 COMMAND_RUNS = 9

@@ -8,7 +8,8 @@ from typing import Any
 
 from ballonet.engines.vllm_written import Limits, written_limits
 from ballonet.planning.configuration import configuration
-from ballonet.planning.plan import Plan, plan_pool
+from ballonet.planning.plan import Plan
+from ballonet.planning.planner import plan_pool
 from ballonet.planning.receipts import NO_RECEIPTS, Boot, CompileCache, Receipts
 from tests.pools import spec
 

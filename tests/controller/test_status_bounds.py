@@ -14,7 +14,7 @@ from ballonet.diagnosis.diagnose import Diagnosis, Evidence
 from ballonet.diagnosis.findings import CHAIN
 from ballonet.diagnosis.levers import Advice
 from ballonet.diagnosis.observation import Sequences
-from ballonet.planning.remedies import Remedy
+from ballonet.planning.plan import Remedy
 from ballonet.reconcile.decide import Decision
 from ballonet.reconcile.live import Said
 from ballonet.reconcile.running import Running

@@ -11,7 +11,8 @@ import pytest
 
 from ballonet.engines.vllm import render_args
 from ballonet.engines.vllm_versions import flags
-from ballonet.planning.plan import Plan, plan_pool
+from ballonet.planning.plan import Plan
+from ballonet.planning.planner import plan_pool
 from tests.pools import H100, spec
 
 # 64 layers x 2 x 8 heads x 128 x 2 bytes x 16 tokens = 4 MiB a block, over both ranks.

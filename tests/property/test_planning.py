@@ -17,7 +17,7 @@ from ballonet.kv.units import Interval
 from ballonet.planning.budget import blocks_for_budget, budget_blocks
 from ballonet.planning.capacity import Capacity, engine_slots
 from ballonet.planning.measured import EngineReport, verify
-from ballonet.planning.plan import plan_pool
+from ballonet.planning.planner import plan_pool
 from ballonet.planning.resolve import resolve
 from ballonet.planning.runtime_budget import runtime_budget
 from ballonet.planning.topology import BlockSizes, EngineNeed, judge, pool_need

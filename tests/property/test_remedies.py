@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballonet.api.status import Verdict
-from ballonet.planning.plan import plan_pool
+from ballonet.planning.planner import plan_pool
 from tests.pools import H100, patched_spec, role, spec, topology
 
 # Full attention, windows, states, latents, latents with an index.

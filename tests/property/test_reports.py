@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballonet.planning.measured import verify
-from ballonet.planning.plan import plan_pool
+from ballonet.planning.planner import plan_pool
 from ballonet.telemetry.reading import InvalidPageError, read_engine
 from tests.boots import LLAMA
 from tests.pools import spec

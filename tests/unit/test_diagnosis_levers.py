@@ -9,8 +9,8 @@ import pytest
 from ballonet.api.conditions import Reason
 from ballonet.api.v1alpha1 import MAX_REPLICAS
 from ballonet.diagnosis.levers import advise
-from ballonet.planning.plan import plan_pool
-from ballonet.planning.remedies import Remedy
+from ballonet.planning.plan import Remedy
+from ballonet.planning.planner import plan_pool
 from tests.pools import patched_spec, spec
 
 GPU: dict[str, Any] = {

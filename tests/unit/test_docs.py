@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ballonet.planning.plan import plan_pool
+from ballonet.planning.planner import plan_pool
 from ballonet.planning.runtime_budget import config_map_data, runtime_budget
 from hack.reference import filled
 from tests.pools import role, spec, topology

@@ -13,7 +13,7 @@ SOURCES = os.pathsep.join((str(ROOT / "operator"), str(ROOT / "probe")))
 
 def test_planning_imports_no_client_no_server_and_no_data_frame() -> None:
     script = (
-        "import sys, ballonet.planning.plan, ballonet.planning.measured, ballonet.catalog;"
+        "import sys, ballonet.planning.planner, ballonet.planning.measured, ballonet.catalog;"
         "heavy = {'kopf', 'kubernetes', 'aiohttp', 'asyncio', 'pandas', 'numpy', 'torch', 'yaml',"
         " 'typer', 'rich', 'prometheus_client', 'structlog', 'huggingface_hub'};"
         "print(*sorted(heavy & set(sys.modules)))"

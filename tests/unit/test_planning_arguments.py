@@ -9,7 +9,8 @@ import pytest
 from ballonet.api.conditions import Reason, Status
 from ballonet.api.status import Source
 from ballonet.kv.units import GIB
-from ballonet.planning.plan import Plan, plan_pool
+from ballonet.planning.plan import Plan
+from ballonet.planning.planner import plan_pool
 from tests.pools import DEMO, H100, spec
 
 

@@ -10,7 +10,8 @@ import pytest
 from ballonet.api.conditions import REASONS, ConditionType, Reason, Status
 from ballonet.api.status import MAX_MESSAGE_CHARACTERS, EnforcedBy, Source, Verdict
 from ballonet.kv.units import GIB, Interval
-from ballonet.planning.plan import Plan, plan_pool
+from ballonet.planning.plan import Plan
+from ballonet.planning.planner import plan_pool
 from tests.pools import DEMO, H100, TINY_CONFIG, UNKNOWN_CONFIG, kv_memory, role, spec, topology
 
 

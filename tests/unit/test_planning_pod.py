@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ballonet.api.v1alpha1 import InferencePoolSpec
-from ballonet.planning.plan import Plan, plan_pool
+from ballonet.planning.plan import Plan
+from ballonet.planning.planner import plan_pool
 from ballonet.planning.pod import template_problems, template_shape_problem, user_env
 from tests.pools import DEMO
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ballonet.api.conditions import Reason, Status
-from ballonet.planning.plan import plan_pool
+from ballonet.planning.planner import plan_pool
 from ballonet.planning.pod import user_env
 from ballonet.planning.probe import probe_env, probe_ports
 from ballonet_probe.settings import RoleLimits, read_settings

@@ -8,8 +8,9 @@ import pytest
 
 from ballonet.api.status import Verdict
 from ballonet.catalog import Catalog
-from ballonet.planning.plan import Plan, plan_pool
-from ballonet.planning.remedies import Remedy, apply_merge_patch
+from ballonet.planning.plan import Plan, Remedy
+from ballonet.planning.planner import plan_pool
+from ballonet.planning.remedies import apply_merge_patch
 from tests.pools import DEMO, H100, kv_memory, patched_spec, role, spec, topology
 
 

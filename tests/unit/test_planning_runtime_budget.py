@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ballonet.planning.plan import plan_pool
+from ballonet.planning.planner import plan_pool
 from ballonet.planning.runtime_budget import config_map_data, runtime_budget
 from tests.pools import DEMO, role, spec, topology
 

@@ -11,7 +11,8 @@ import pytest
 from ballonet.api.status import Source
 from ballonet.engines.vllm_written import Limits, given_kv_bytes, without_limits, written_limits
 from ballonet.kv.units import GIB, Interval
-from ballonet.planning.plan import Plan, plan_pool
+from ballonet.planning.plan import Plan
+from ballonet.planning.planner import plan_pool
 from ballonet.planning.receipts import (
     MAX_BYTES,
     NO_RECEIPTS,

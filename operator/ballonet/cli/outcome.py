@@ -13,7 +13,8 @@ from ballonet.api.status import Verdict
 from ballonet.api.v1alpha1 import InferencePoolSpec
 from ballonet.catalog import Catalog, suggest
 from ballonet.cli.pools import ConfigMaps, PoolDocument
-from ballonet.planning.plan import Plan, plan_pool
+from ballonet.planning.plan import Plan
+from ballonet.planning.planner import plan_pool
 from ballonet.planning.pod import template_shape_problem
 from ballonet.planning.receipts import NO_RECEIPTS, Receipts
 from ballonet.planning.sglang import plan_sglang

@@ -21,7 +21,7 @@ from ballonet.diagnosis.diagnose import Courses, diagnose
 from ballonet.diagnosis.facts import Facts, facts_of
 from ballonet.diagnosis.observation import Observation
 from ballonet.engines.base import PORT
-from ballonet.planning.plan import plan_pool
+from ballonet.planning.planner import plan_pool
 from ballonet.reconcile.children import selector
 from ballonet.reconcile.gather import read_config, read_spec
 from ballonet.reconcile.status import offload_status

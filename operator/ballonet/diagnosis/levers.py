@@ -11,8 +11,8 @@ from ballonet.api.quantity import quantity_bytes
 from ballonet.api.v1alpha1 import MAX_REPLICAS, OffloadMode, PrefixCaching, Queue
 from ballonet.kv.units import GIB, ceil_div
 from ballonet.planning.offload import offloads
-from ballonet.planning.plan import Plan
-from ballonet.planning.remedies import Json, Remedy
+from ballonet.planning.plan import Plan, Remedy
+from ballonet.planning.remedies import Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from ballonet.planning.resolve import Resolved
 
 # Name of the container that the engine runs in; spec.engine.podTemplate is merged by it.
 CONTAINER: Final = "engine"
+# Where the volume of spec.model.claim is mounted.
+MODEL_MOUNT: Final = "/model"
 # Inputs and template are kept in annotations of the Deployment, which take 256 KiB in all.
 MAX_TEMPLATE_CHARACTERS: Final = 65_536
 # A rank's own process with its CUDA context, beside file cache; an assumption, so only a request.

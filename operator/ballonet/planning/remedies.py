@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pydantic.alias_generators import to_camel
 
@@ -22,10 +22,8 @@ from ballonet.catalog import Accelerator
 from ballonet.kv.units import GIB, KIB, MIB, ceil_div, counted, format_bytes, largest, least
 from ballonet.planning.batch import ranks_per_pod
 from ballonet.planning.budget import NULL_BLOCKS, blocks_for_budget
+from ballonet.planning.plan import Plan, Remedy
 from ballonet.planning.topology import NO_SIZES, caches_prefixes, engines, pods, pool_need
-
-if TYPE_CHECKING:
-    from ballonet.planning.plan import Plan
 
 # Beyond it an engine often finds less free memory at its start than it asks for, and ends.
 SAFE_MEMORY_PERCENT: Final = 95
@@ -47,24 +45,8 @@ MAX_PAIRS: Final = 3
 MOST_WORK_PER_MILLE: Final = 900
 
 Fits = Callable[[InferencePoolSpec], bool]
-Replan = Callable[[InferencePoolSpec], "Plan"]
+Replan = Callable[[InferencePoolSpec], Plan]
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """One change that makes the plan fit.
-
-    Attributes:
-        description: what it changes, what it costs, and the plan that follows.
-        patch: JSON merge patch for the pool.
-        summary: the change in a few words.
-    """
-
-    name: str
-    description: str
-    patch: Json
-    summary: str
 
 
 def apply_merge_patch(target: Any, patch: Any) -> Any:

@@ -14,8 +14,8 @@ from ballonet.api.v1alpha1 import InferencePoolSpec, RolloutStrategy
 from ballonet.cluster.port import Json
 from ballonet.engines.base import PORT
 from ballonet.kv.units import ceil_div
-from ballonet.planning.plan import MODEL_MOUNT, Plan
-from ballonet.planning.pod import CONTAINER, engine_containers, user_env, user_template
+from ballonet.planning.plan import Plan
+from ballonet.planning.pod import CONTAINER, MODEL_MOUNT, engine_containers, user_env, user_template
 from ballonet.planning.probe import ARCHIVE, MOUNT, is_probed, probe_env, probe_ports
 from ballonet.planning.runtime_budget import config_map_data
 from ballonet.reconcile.merge import fingerprint, merge

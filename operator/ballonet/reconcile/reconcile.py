@@ -17,7 +17,8 @@ from ballonet.cluster.lease import LEASE_SECONDS
 from ballonet.cluster.port import ApiError, Cluster, Json, Kind
 from ballonet.diagnosis.diagnose import Courses
 from ballonet.planning.capacity import given_bytes
-from ballonet.planning.plan import Plan, plan_pool
+from ballonet.planning.plan import Plan
+from ballonet.planning.planner import plan_pool
 from ballonet.planning.receipts import NO_RECEIPTS, Receipts
 from ballonet.reconcile import status as pool_status
 from ballonet.reconcile.decide import Decision, broken, decide

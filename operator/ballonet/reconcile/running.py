@@ -14,9 +14,9 @@ from ballonet.diagnosis.facts import facts_of
 from ballonet.diagnosis.levers import Advice, advise
 from ballonet.kv.units import counted
 from ballonet.planning.measured import Verification, verify
-from ballonet.planning.plan import Plan
+from ballonet.planning.plan import Plan, Remedy
 from ballonet.planning.receipts import NO_RECEIPTS
-from ballonet.planning.remedies import Remedy, apply_merge_patch
+from ballonet.planning.remedies import apply_merge_patch
 from ballonet.reconcile import children, live
 from ballonet.reconcile.gather import Observed
 from ballonet.reconcile.live import Said
