@@ -65,6 +65,17 @@ def test_remedies_name_options_and_no_cluster(tiny: tuple[str, ...]) -> None:
     assert "spec.sequence.maxTokens" not in result.stdout
 
 
+def test_too_many_workers_are_told_how_many_fit() -> None:
+    result = fit(*FITS[:-1], "1+500", "--worker-context", "16k")
+    assert result.exit_code == 1
+    told = re.search(
+        r"Fits with (\d+) instead of 500 sequences of worker in agents\.", result.stdout
+    )
+    assert told is not None
+    assert f"FewerWorkers: Lower workers of --agents from 500 to {told[1]}; " in result.stdout
+    assert fit(*FITS[:-1], f"1+{told[1]}", "--worker-context", "16k").exit_code == 0
+
+
 def test_without_agents_it_says_how_many_fit(tiny: tuple[str, ...]) -> None:
     result = fit(*tiny)
     assert result.exit_code == 0

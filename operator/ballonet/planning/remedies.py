@@ -386,7 +386,7 @@ class _Search:
             [
                 _Dial(
                     field=f"spec.topologies[{topology.name}].roles[{role.name}].count",
-                    noun=f"{role.name} in {topology.name}",
+                    noun=f"sequences of {role.name} in {topology.name}",
                     value=role.count,
                     path=(t, "roles", r, "count"),
                 )
