@@ -211,6 +211,50 @@ async def test_a_source_that_fails_in_other_words_each_time_does_not_write_each_
     assert words[0] not in world.whole_condition("MetricsAvailable")["message"]
 
 
+async def test_a_pod_that_fails_in_another_way_each_time_is_told_of_once_in_a_while(
+    world: World, source: Source
+) -> None:
+    ways = [(Reason.UNREACHABLE, "no answer"), (Reason.INVALID_METRICS, "does not parse")]
+    for number in range(4):
+        source.failing = {0: ways[number % 2]}
+        world.pass_time(15)
+        await world.reconcile()
+    assert world.condition("MetricsAvailable")[0] == "False"
+    world.cluster.writes.clear()
+    told = len(world.events.told)
+    for number in range(56):
+        source.failing = {0: ways[number % 2]}
+        world.pass_time(15)
+        await world.reconcile()
+    assert len(world.cluster.writes) <= 4
+    assert len(world.events.told) - told <= 4
+
+
+async def test_how_many_pods_can_be_read_beside_one_that_cannot_writes_nothing(
+    world: World, source: Source
+) -> None:
+    await of_four_pods(world)
+    silent = (Reason.UNREACHABLE, "no answer within 5 s")
+    source.failing = {2: silent}
+    for _ in range(5):
+        world.pass_time(15)
+        await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("False", "Stale")
+    world.cluster.writes.clear()
+    for others in ({0}, {0, 1}, {3}, set()):
+        source.failing = dict.fromkeys(others | {2}, silent)
+        for _ in range(5):
+            world.pass_time(15)
+            await world.reconcile()
+    assert world.cluster.writes == []
+    # With the next change it is told how many there are.
+    source.failing = {}
+    world.pass_time(15)
+    await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("True", "Scraped")
+    assert world.pool()["status"]["budget"]["measured"]["engines"] == 4
+
+
 async def test_where_a_pool_is_read_elsewhere_the_words_are_of_there(
     world: World, source: Source
 ) -> None:

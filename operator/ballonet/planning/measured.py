@@ -19,6 +19,7 @@ from ballonet.planning.plan import Plan
 from ballonet.planning.topology import (
     BlockSizes,
     Judgement,
+    engines,
     judge,
     pods,
     pool_need,
@@ -93,7 +94,7 @@ def verify(
             blocks_per_sequence=per_sequence,
             max_concurrent=None if per_sequence is None else max_concurrent(budget, per_sequence),
         ),
-        budget_verified=_verified(plan, lowest, len(reports)),
+        budget_verified=_verified(plan, lowest),
         topology_fits=finding,
         topology=topology,
         error_per_mille=_error_per_mille(plan, lowest),
@@ -246,8 +247,9 @@ def _reported_blocks(plan: Plan, report: EngineReport) -> Fraction:
     return Fraction(report.blocks * block_tokens, plan.layout.block_tokens)
 
 
-def _verified(plan: Plan, lowest: EngineReport, engines: int) -> Finding:
-    who = "The engine reports" if engines == 1 else f"The lowest of {engines} engines reports"
+def _verified(plan: Plan, lowest: EngineReport) -> Finding:
+    # Not of how many: that changes with each that cannot be read for a while.
+    who = "The engine reports" if engines(plan.spec) == 1 else "The lowest engine reports"
     size = "" if lowest.block_tokens is None else f" of {lowest.block_tokens} tokens"
     said = f"{who} {lowest.blocks} blocks{size}"
     if plan.blocks is None or plan.layout is None or plan.source is None:

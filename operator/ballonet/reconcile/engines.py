@@ -21,7 +21,7 @@ from ballonet.telemetry.ring import Ring
 
 # A Prometheus may take this long until it has scraped a new pod twice.
 FIRST_SCRAPE_SECONDS: Final = 90.0
-# A pod that cannot be read may fail in other words at each try, and each would write status.
+# A pod that cannot be read may fail in another way at each try, and each would write status.
 WORDS_STAND_SECONDS: Final = 300.0
 
 
@@ -110,16 +110,16 @@ class Engines:
     def _in_words_that_stand(
         self, engine: _Engine, outcome: EngineSample | ScrapeFailure
     ) -> EngineSample | ScrapeFailure:
-        """Return an outcome; a failure in the words in which it was told first, for a while."""
+        """Return an outcome; a failure as it was told first, for a while."""
         if isinstance(outcome, EngineSample):
             engine.failure = None
             return outcome
         earlier, now = engine.failure, self._monotonic()
         old = now - engine.failed_at >= WORDS_STAND_SECONDS
-        if earlier is None or earlier.reason is not outcome.reason or old:
+        if earlier is None or earlier.reason is Reason.AWAITING_SCRAPE or old:
             engine.failure, engine.failed_at = outcome, now
             return outcome
-        return replace(outcome, message=earlier.message)
+        return replace(earlier, target=outcome.target)
 
     def _fresh(
         self, last: EngineSample | None, reading: EngineSample | ScrapeFailure

@@ -207,7 +207,7 @@ def sequences_observed(observed: Observed, record: AppliedRecord) -> dict[Condit
     elif silent:
         finding = _one_of(silent, observed.pool, ConditionType.SEQUENCES_OBSERVED)
     else:
-        text = f"the probes of {counted(len(samples), 'serving engine pod')} reported"
+        text = "the probe of every engine that can be read reports"
         finding = Finding(Status.TRUE, Reason.PROBED, text)
     return {ConditionType.SEQUENCES_OBSERVED: finding}
 

@@ -95,7 +95,8 @@ def _size_bytes(status: Json) -> int:
 def differs(pool: Json, status: Json) -> bool:
     """Return whether the status has to be written.
 
-    Conditions of others do not count, and neither do live numbers: they go along.
+    Conditions of others do not count, and neither do live numbers, nor how many engines can be read
+    at the moment: they go along.
     """
     before = _without_live_numbers(pool.get("status", {}))
     before["conditions"] = sorted(
@@ -263,7 +264,11 @@ def _patch(patch: Json) -> str:
 
 
 def _without_live_numbers(status: Json) -> Json:
-    return {key: value for key, value in status.items() if key != "offload"}
+    rest = {key: value for key, value in status.items() if key != "offload"}
+    if measured := rest.get("budget", {}).get("measured"):
+        without_engines = {**measured, "engines": None}
+        rest["budget"] = {**rest["budget"], "measured": without_engines}
+    return rest
 
 
 def _without_empty(value: Json) -> Json:
