@@ -361,6 +361,34 @@ def test_no_backend_listed_bf16_for_a_while(model: str, version: str, *, starts:
         assert plan.spec_resolved.message.endswith("would not start: use Auto")
 
 
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [("mtp", "google/gemma-4-31B-it-assistant"), ("eagle3", "someone/a-head")],
+)
+def test_what_an_unknown_model_that_drafts_keeps_is_unknown(method: str, model: str) -> None:
+    config = f'{{"method": "{method}", "model": "{model}", "num_speculative_tokens": 2}}'
+    plan = planned("google/gemma-4-31B-it", "--speculative-config", config)
+    assert plan.spec_resolved.status is Status.TRUE
+    assert plan.budget_computed.reason is Reason.LAYOUT_NOT_UNDERSTOOD
+    assert model in plan.budget_computed.message
+    assert "start it and let the engine report" in plan.budget_computed.message
+
+
+def test_a_model_that_drafts_with_its_own_layers_may_be_named() -> None:
+    config = '{"method": "mtp", "model": "Qwen/Qwen3.5-27B", "num_speculative_tokens": 1}'
+    named = planned(DRAFTING, "--speculative-config", config)
+    own = planned(
+        DRAFTING, "--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'
+    )
+    assert block_bytes(named) == block_bytes(own)
+
+
+def test_blocks_of_256_came_with_a_patch() -> None:
+    for version, status in (("0.11.0", Status.FALSE), ("0.11.1", Status.TRUE)):
+        plan = planned(DENSE, engine={"version": version}, sequence={"blockTokens": 256})
+        assert plan.spec_resolved.status is status
+
+
 def test_a_version_that_falls_back_to_its_older_engine_is_not_said_to_end_at_start() -> None:
     plan = planned(
         DENSE,

@@ -80,12 +80,14 @@ class SpeculationArguments:
         tokens: tokens drafted a step.
         model: the drafting model's name; None where none is named.
         tensor: tensor ranks of the drafting model; None where they are the model's own.
+        layers_of: the model that method mtp names: the model itself, or one made to go with it.
     """
 
     method: str
     tokens: int
     model: str | None = None
     tensor: int | None = None
+    layers_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

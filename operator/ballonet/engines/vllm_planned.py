@@ -228,6 +228,7 @@ def _speculation(values: Mapping[str, Any]) -> SpeculationArguments:
         tokens=_whole(config["num_speculative_tokens"], _MOST_DRAFTED),
         model=model if method in _WITH_MODEL else None,
         tensor=None if ranks is None else _whole(ranks),
+        layers_of=str(model) if method == "mtp" and model is not None else None,
     )
 
 

@@ -147,7 +147,7 @@ def resolve(
                 f"not start with {spec.model.name}: use Disabled",
             )
         try:
-            speculation = _speculation(arguments, catalog)
+            speculation = _speculation(arguments, geometry, catalog)
             layout = _cache_layout(geometry, replace(settings, speculation=speculation))
         except EngineRefuses as error:
             raise Unresolved(Reason.UNSUPPORTED_BY_ENGINE, str(error)) from None
@@ -490,7 +490,9 @@ def engine_part(spec: InferencePoolSpec) -> InferencePoolSpec:
     return spec.model_copy(update=no_runs)
 
 
-def _speculation(arguments: PlannedArguments, catalog: Catalog) -> Speculation | None:
+def _speculation(
+    arguments: PlannedArguments, geometry: ModelGeometry, catalog: Catalog
+) -> Speculation | None:
     """Return the drafting as the layout takes it; a model that drafts is one of the catalog.
 
     Raises:
@@ -499,6 +501,13 @@ def _speculation(arguments: PlannedArguments, catalog: Catalog) -> Speculation |
     asked = arguments.speculation
     if asked is None:
         return None
+    if asked.layers_of is not None and not geometry.draft:
+        # Some have their MTP layers in a repository of their own, as Gemma 4's assistants.
+        raise LayoutNotUnderstood(
+            "--speculative-config",
+            f"what layers of {asked.layers_of} keep that draft tokens (MTP) is not known: leave it "
+            "out, or start it and let the engine report",
+        )
     if asked.model is None:
         return Speculation(asked.method, asked.tokens)
     entry = catalog.model(asked.model)
@@ -506,7 +515,7 @@ def _speculation(arguments: PlannedArguments, catalog: Catalog) -> Speculation |
         raise LayoutNotUnderstood(
             "--speculative-config",
             f"the drafting model {asked.model} is not in the catalog, so what it keeps is not "
-            "known",
+            "known: add it to a catalog of yours, or start it and let the engine report",
         )
     return Speculation(asked.method, asked.tokens, entry.geometry)
 
