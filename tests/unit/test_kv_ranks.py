@@ -72,8 +72,16 @@ def test_heads_are_divided_then_copied_and_latents_always_copied() -> None:
         ({"tensor": 3}, "spec.parallelism.tensor", "set it to one of 1, 2, 4, 8, 16"),
         ({"pipeline": 9}, "spec.parallelism.pipeline", "8 layers, fewer"),
         ({"tensor": 8, "decode_context": 3}, "spec.parallelism.decodeContext", "must divide"),
-        ({"tensor": 4, "decode_context": 2}, "spec.parallelism.decodeContext", "4 over 4"),
-        ({"tensor": 16, "decode_context": 8}, "spec.parallelism.decodeContext", "16 over 4"),
+        (
+            {"tensor": 4, "decode_context": 2},
+            "spec.parallelism.decodeContext",
+            "4 over 4; set it to at most 1",
+        ),
+        (
+            {"tensor": 16, "decode_context": 8},
+            "spec.parallelism.decodeContext",
+            "16 over 4; set it to at most 4",
+        ),
         ({"kv_cache_type": "fp7"}, "spec.engine.args", "fp8_per_token_head"),
         ({"block_tokens": 17}, "spec.sequence.blockTokens", "a multiple of 16"),
         (

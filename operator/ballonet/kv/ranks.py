@@ -179,7 +179,7 @@ def _check(geometry: ModelGeometry, settings: EngineSettings) -> None:
 # Values of --block-size until it took any number (BlockSize of config/cache.py, 0.10.2 to 0.17.1).
 _BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 _ANY_BLOCK_SINCE: Final[Version] = (0, 18, 0)
-_BLOCKS_OF_256_SINCE: Final[Version] = (0, 11, 0)
+_BLOCKS_OF_256_SINCE: Final[Version] = (0, 11, 1)
 
 
 def _check_block(geometry: ModelGeometry, settings: EngineSettings) -> None:
@@ -216,7 +216,8 @@ def _check_decode_context(geometry: ModelGeometry, tensor: int, context: int) ->
         raise EngineRefuses(
             _DECODE_CONTEXT,
             context,
-            f"is possible up to tensor ranks over key/value heads, {tensor:,} over {kv_heads:,}",
+            f"is possible up to tensor ranks over key/value heads, {tensor:,} over {kv_heads:,}; "
+            f"set it to at most {max(1, tensor // kv_heads)}",
         )
     if geometry.attention_heads // kv_heads % context:
         raise EngineRefuses(
