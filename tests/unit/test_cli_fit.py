@@ -53,7 +53,7 @@ def test_a_question_is_answered_in_the_first_line_and_by_the_exit_code(
     result = fit(*tiny, "--agents", "1+5")
     assert result.exit_code == 1
     assert result.stdout.splitlines()[0] == (
-        "tiny on CPU with vLLM 0.32.0 does not fit: 3 sequences at once, 6 are wanted"
+        "tiny on CPU with vLLM 0.32.0 does not fit: 3 sequences at once (given), 6 are wanted"
     )
     assert fit(*tiny, "--agents", "1+2").exit_code == 0
 
@@ -79,7 +79,7 @@ def test_too_many_workers_are_told_how_many_fit() -> None:
 def test_without_agents_it_says_how_many_fit(tiny: tuple[str, ...]) -> None:
     result = fit(*tiny)
     assert result.exit_code == 0
-    assert "fits: 3 sequences at once" in result.stdout.splitlines()[0]
+    assert "fits: 3 sequences at once (given)" in result.stdout.splitlines()[0]
 
 
 def test_the_same_question_as_a_pool_has_the_same_answer(tiny: tuple[str, ...]) -> None:
@@ -97,7 +97,7 @@ def test_the_same_question_as_a_pool_has_the_same_answer(tiny: tuple[str, ...]) 
 def test_a_fit_on_gpus_says_that_it_is_predicted() -> None:
     result = fit(*FITS)
     assert result.exit_code == 0
-    assert "surely at once" in result.stdout.splitlines()[0]
+    assert "surely at once (predicted)" in result.stdout.splitlines()[0]
     assert "memory of a rank on H100-80GB (all predicted" in result.stdout
 
 
@@ -225,6 +225,12 @@ def test_a_format_may_be_given_in_the_words_of_the_engine() -> None:
     assert yaml.safe_load(printed)["spec"]["sequence"]["kvCacheType"] == "BF16"
 
 
+def test_figures_of_devices_say_that_they_are_predicted() -> None:
+    heading = gpus(*MODEL, "--vendor", "nvidia", "--max-gpus", "1").stdout.splitlines()[0]
+    assert "at once (predicted)" in heading
+    assert "KV memory of a GPU, GiB (predicted)" in heading
+
+
 def test_devices_are_listed_from_the_cheapest_that_fits() -> None:
     result = gpus(*MODEL, "--agents", "1+5", "-o", "json")
     found = json.loads(result.stdout)
@@ -342,7 +348,7 @@ def test_given_memory_makes_sglang_exact() -> None:
     arguments = (*MODEL, "--gpu", "H100-80GB", "--tensor", "2", "--kv-memory", "8Gi")
     result = fit(*arguments, "--engine", "sglang", "--agents", "2")
     assert result.exit_code == 1  # nine tenths of them are promised
-    assert "1 sequence at once, 2 are wanted" in result.stdout.splitlines()[0]
+    assert "1 sequence at once (given), 2 are wanted" in result.stdout.splitlines()[0]
     document = json.loads(fit(*arguments, "--engine", "sglang", "-o", "json").stdout)
     assert document["kvCacheBlocks"] == {"low": 65_537, "high": 65_537}
     assert document["budgetBlocks"] == 65_536 * 9 // 10

@@ -48,4 +48,5 @@ def _answer(question: Question, outcome: Outcome) -> str:
     sequences = counted(plan.available_slots, "sequence")
     surely = "" if plan.blocks is not None and plan.blocks.exact else "surely "
     wanted = f", {plan.required_slots:,} are wanted" if plan.required_slots else ""
-    return f"{what}: {sequences} {surely}at once{wanted}"
+    source = "" if plan.source is None else f" ({plan.source.value.lower()})"
+    return f"{what}: {sequences} {surely}at once{source}{wanted}"

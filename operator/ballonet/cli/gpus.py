@@ -24,7 +24,8 @@ _BEST_FIRST: Final = (
 )
 _SIZES: Final = (1, 2, 4, 8, 16)
 _HEADINGS: Final = (
-    *("GPU", "GPUs", "memory, GiB", "verdict", "at once", "KV memory of a GPU, GiB", "why"),
+    *("GPU", "GPUs", "memory, GiB", "verdict"),
+    *("at once (predicted)", "KV memory of a GPU, GiB (predicted)", "why"),
 )
 
 
@@ -118,7 +119,7 @@ class Found:
     def text(self, output: OutputFormat, canvas: Canvas) -> str:
         """Return the list in the format that was asked for."""
         rows = tuple(fit.row() for fit in self.fits)
-        table = Table(_HEADINGS, rows, frozenset({"GPUs", "at once"}))
+        table = Table(_HEADINGS, rows, frozenset({"GPUs", "at once (predicted)"}))
         return listing(output, canvas, table, [fit.document() for fit in self.fits])
 
 
