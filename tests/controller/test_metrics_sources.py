@@ -160,6 +160,20 @@ async def test_a_new_pod_that_nobody_has_scraped_yet_is_waited_for(
     assert world.condition("MetricsAvailable") == ("False", "NoSeries")
 
 
+async def test_an_engine_of_another_version_is_so_still_while_it_cannot_be_read(
+    world: World, source: Source
+) -> None:
+    source.version = "0.28.0"
+    await world.reconcile()
+    assert world.condition("Available") == ("False", "VersionMismatch")
+    source.failing = {0: (Reason.UNREACHABLE, "no answer within 5 s")}
+    for _ in range(5):
+        world.pass_time(15)
+        await world.reconcile()
+        assert world.condition("Available") == ("False", "VersionMismatch")
+    assert world.condition("MetricsAvailable") == ("False", "Stale")
+
+
 async def of_four_pods(world: World) -> None:
     world.edit({"replicas": 4})
     await world.settle()

@@ -103,6 +103,17 @@ class Engines:
             outcome.append(self._in_words_that_stand(engine, self._fresh(engine.last, reading)))
         return outcome
 
+    def versions(self) -> Mapping[str, str]:
+        """Return what each engine called itself when it said so last, by its pod's name.
+
+        A pod that cannot be read at the moment is of that version still.
+        """
+        return {
+            engine.target.name: engine.last.version
+            for engine in self._by_uid.values()
+            if engine.last is not None and engine.last.version is not None
+        }
+
     def history(self) -> Mapping[str, Sequence[Observation]]:
         """Return the recent observations of each engine by its pod's name, oldest first."""
         return {engine.target.name: tuple(engine.ring) for engine in self._by_uid.values()}

@@ -32,9 +32,9 @@ class Observed:
     ``spec`` is None where the stored spec does not parse; ``problem`` then says why, as it does
     when the ConfigMap that the model refers to cannot be read. ``applied`` is the record, as
     annotation text, of what this process applied last. ``history`` holds the recent observations
-    of each serving pod by its name, oldest first, ``courses`` how findings of live numbers went so
-    far (None: this process has not looked yet), ``receipts`` what engines of the namespace measured
-    at their starts.
+    of each serving pod by its name, oldest first, ``versions`` what those call themselves,
+    ``courses`` how findings of live numbers went so far (None: this process has not looked yet),
+    ``receipts`` what engines of the namespace measured at their starts.
     """
 
     pool: Json
@@ -49,6 +49,7 @@ class Observed:
     last_words: Mapping[str, str] = field(default_factory=dict)
     readings: Sequence[EngineSample | ScrapeFailure] = ()
     history: Mapping[str, Sequence[Observation]] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
     applied: str | None = None
     courses: Courses | None = None
     receipts: Receipts = NO_RECEIPTS

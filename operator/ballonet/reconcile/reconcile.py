@@ -328,6 +328,7 @@ class Reconciler:
             last_words={run.pod: words for run, words in memory.words.items()},
             readings=readings,
             history=memory.engines.history(),
+            versions=memory.engines.versions(),
             applied=memory.applied,
             courses=memory.courses,
             receipts=await self._read_receipts(pool, spec),

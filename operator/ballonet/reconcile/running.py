@@ -142,11 +142,7 @@ def _availability(
         wanted=observed.pool["spec"].get("replicas", 1),
         change_due=change_due,
         declared_version=record.spec["engine"]["version"],
-        running_versions={
-            sample.target.name: sample.version
-            for sample in observed.samples
-            if sample.version is not None
-        },
+        running_versions=observed.versions,
         last_words=observed.last_words,
     )
 
