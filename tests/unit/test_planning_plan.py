@@ -452,6 +452,40 @@ def test_yarn_lengthens_sequences_up_to_vllm_0_29() -> None:
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "version", "device", "needs"),
+    [
+        ("FP8", "0.26.0", "A100-80GB", "needs 8.9 for weights stored as modelopt:"),
+        ("FP8", "0.27.1", "A100-80GB", None),
+        ("FP8", "0.26.0", "L4-24GB", None),
+        ("NVFP4", "0.26.0", "A100-80GB", None),
+        ("NVFP4", "0.13.0", "T4-16GB", "needs 8.0 for weights stored as modelopt_fp4"),
+        ("NVFP4", "0.14.1", "T4-16GB", None),
+        ("MIXED_PRECISION", "0.23.0", "A100-80GB", "needs 8.9"),
+        ("MIXED_PRECISION", "0.24.0", "A100-80GB", None),
+    ],
+)
+@pytest.mark.parametrize("args", [[], ["--quantization", "modelopt"]])
+def test_modelopts_formats_need_devices_of_their_own(
+    args: list[str], algorithm: str, version: str, device: str, needs: str | None
+) -> None:
+    stored = {"quant_method": "modelopt", "quant_algo": algorithm}
+    config = json.loads(TINY_CONFIG) | {"quantization_config": stored}
+    plan = h100(
+        model={"name": "tiny", "config": {"inline": json.dumps(config)}},
+        engine={"version": version, "args": args},
+        accelerator={"type": device},
+        sequence={"maxTokens": 1024},
+        parallelism=None,
+        topologies=[],
+    )
+    refused = plan.spec_resolved.reason is Reason.UNSUPPORTED_BY_ENGINE
+    assert refused is (needs is not None), plan.spec_resolved.message
+    assert needs is None or needs in plan.spec_resolved.message
+    sized = plan.budget_computed.reason is not Reason.WEIGHTS_UNKNOWN
+    assert sized or algorithm == "MIXED_PRECISION"
+
+
+@pytest.mark.parametrize(
     ("model", "version", "device", "needs"),
     [
         ("openai/gpt-oss-20b", "0.32.0", "T4-16GB", "needs 8.0 for weights stored as mxfp4"),
@@ -460,6 +494,7 @@ def test_yarn_lengthens_sequences_up_to_vllm_0_29() -> None:
         ("Qwen/Qwen3-8B-FP8", "0.32.0", "T4-16GB", None),
         ("Qwen/Qwen3-8B", "0.32.0", "V100-32GB", None),
         ("openai/gpt-oss-20b", "0.32.0", "A10-24GB", None),
+        ("nvidia/Gemma-4-31B-IT-NVFP4", "0.32.0", "A10-24GB", None),
     ],
 )
 def test_devices_that_cannot_compute_with_the_weights_are_refused(

@@ -42,13 +42,18 @@ def abilities(version: str) -> tuple[Ability, ...]:
     return tuple(one for one in ABILITIES if one.flag in flags(version))
 
 
-# Least CUDA compute capability by how weights are stored, where GPUs of the catalog have less
-# (get_min_capability, model_executor/layers/quantization, 0.10.2 to 0.33.0).
+# Least CUDA compute capability by how weights are stored, where GPUs of the catalog have less, from
+# which minor version on (get_min_capability, model_executor/layers/quantization, read in 24
+# versions from 0.10.2 to 0.32.0).
+_ALWAYS: Final = (0, 0)
 _LEAST_COMPUTE: Final = {
-    **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4", "fbgemm_fp8", "experts_int8"), (8, 0)),
-    **dict.fromkeys(("awq", "awq_marlin", "fp8", "modelopt", "modelopt_fp4", "torchao"), (7, 5)),
+    **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4", "fbgemm_fp8", "experts_int8"), ((_ALWAYS, (8, 0)),)),
+    **dict.fromkeys(("awq", "torchao"), ((_ALWAYS, (7, 5)),)),
+    **dict.fromkeys(("fp8", "awq_marlin", "modelopt_fp4"), (((0, 14), (7, 5)), (_ALWAYS, (8, 0)))),
+    "modelopt": (((0, 27), (8, 0)), (_ALWAYS, (8, 9))),
+    "modelopt_mixed": (((0, 24), (7, 5)), (_ALWAYS, (8, 9))),
+    "modelopt_mxfp8": (((0, 20), (8, 0)), (_ALWAYS, (10, 0))),
 }
-_FP8_ON_TURING: Final = (0, 14)
 _FIRST_WITH_BF16_CACHE: Final = (0, 11)
 _FIRST_WITHOUT_V0: Final = (0, 11)
 _FIRST_THAT_TRIES_ALL_BACKENDS: Final = (0, 11, 1)
@@ -57,9 +62,9 @@ _COUNTS_YARN_POSITIONS_AS_GIVEN: Final = (0, 30)
 
 def least_compute(quantization: str | None, version: str) -> tuple[int, int] | None:
     """Return the CUDA compute capability that weights stored so need; None for any."""
-    if quantization == "fp8" and parse_version(version)[:2] < _FP8_ON_TURING:
-        return (8, 0)
-    return _LEAST_COMPUTE.get(quantization or "")
+    minor = parse_version(version)[:2]
+    steps = _LEAST_COMPUTE.get(quantization or "", ())
+    return next((compute for since, compute in steps if since <= minor), None)
 
 
 def falls_back(version: str) -> bool:

@@ -341,13 +341,27 @@ def _encoders(outer: Config) -> Interval | None:
     return sum(sizes, start=Interval.point(0))
 
 
+# What the engine calls ModelOpt's number formats, by what stands in their quant_algo
+# (override_quantization_method, layers/quantization/modelopt.py).
+_MODELOPT: Final = {
+    "MXFP8": "modelopt_mxfp8",
+    "FP4": "modelopt_fp4",
+    "MIXED_PRECISION": "modelopt_mixed",
+}
+
+
 def _method(quantization: Config) -> str:
     """Return how weights are quantised; ModelOpt's older files say who made them instead."""
-    producer = quantization.fields.get("producer")
+    fields = quantization.fields
+    producer, inner = fields.get("producer"), fields.get("quantization")
+    method = (quantization.word("quant_method") or "unnamed").lower()
     if isinstance(producer, dict) and producer.get("name") == "modelopt":
-        return "modelopt"
-    method = quantization.word("quant_method") or "unnamed"
-    return method.lower().replace("compressed_tensors", "compressed-tensors")
+        method = "modelopt"
+    if method.startswith("modelopt"):
+        algorithm = (inner if isinstance(inner, dict) else fields).get("quant_algo")
+        known = (name for mark, name in _MODELOPT.items() if mark in str(algorithm).upper())
+        return next(known, method)
+    return method.replace("compressed_tensors", "compressed-tensors")
 
 
 def _declared_kv_cache(quantization: Config) -> str | None:

@@ -46,6 +46,7 @@ from ballonet.planning import offload, probe
 from ballonet.planning.batch import MAX_SLOTS, max_batched_tokens, ranks_per_pod
 from ballonet.planning.topology import NO_SIZES, declared_sequences, pods, pool_need
 
+_MODELOPT: Final = "modelopt"
 # Remedies are found by planning again, most often with the same model and settings.
 _parse_config = lru_cache(maxsize=16)(parse_config)
 _cache_layout = lru_cache(maxsize=128)(cache_layout)
@@ -138,7 +139,7 @@ def resolve(
         )
         _check_engine_knows(spec, geometry, arguments)
         check_model_can(spec, _longest(geometry, version))
-        _check_device_can(spec, device, arguments.quantization or geometry.quantization)
+        _check_device_can(spec, device, _stored_as(arguments.quantization, geometry))
         _check_kernels(spec, device, geometry, arguments, told)
         if spec.parallelism.expert is ExpertParallel.ENABLED and not geometry.mixture:
             raise Unresolved(
@@ -251,6 +252,24 @@ def _check_engine_knows(
         f"spec.engine.version: vLLM {version} does not have the architecture {' or '.join(named)} "
         f"of {spec.model.name}, and the engine would not start: use vLLM {versions_with(named)}",
     )
+
+
+def _is_own(asked: str, geometry: ModelGeometry) -> bool:
+    """Return whether a quantization that is asked for is the checkpoint's own.
+
+    ModelOpt's name stands for any of its formats, and the checkpoint says for which.
+    """
+    stored = geometry.quantization
+    return asked == stored or (
+        stored is not None and stored.startswith(_MODELOPT) and asked.startswith(_MODELOPT)
+    )
+
+
+def _stored_as(asked: str | None, geometry: ModelGeometry) -> str | None:
+    """Return how weights are stored; None where it is not known."""
+    if asked is None or _is_own(asked, geometry):
+        return geometry.quantization
+    return None if asked == _MODELOPT else asked
 
 
 def _check_device_can(
@@ -542,7 +561,8 @@ def weights_of(
     """Return the weights: given, of the catalog, or worked out; None where nobody knows."""
     if spec.model.weights is not None:
         return Weights(Interval.point(quantity_bytes(spec.model.weights.memory)), "given")
-    if arguments.quantization not in (None, None if geometry is None else geometry.quantization):
+    asked = arguments.quantization
+    if asked is not None and (geometry is None or not _is_own(asked, geometry)):
         return None  # what quantizing at loading makes of the weights is not known
     if entry is not None and entry.weights_bytes is not None:
         return Weights(Interval.point(entry.weights_bytes), f"catalog: {entry.weights_source}")
