@@ -38,7 +38,8 @@ class Architecture(Entry):
         generation: what people call it.
         fp8_matrix: whether its matrix units multiply FP8.
         fp4_matrix: whether its matrix units multiply FP4.
-        fp8_kv_cache: whether vLLM stores an FP8 KV cache on it; needs no FP8 matrix units.
+        fp8_kv_cache: whether the newest vLLM stores an FP8 KV cache on it; needs no FP8 matrix
+            units. Where kernels were read, plans go by them (engines/vllm_kernels.py).
     """
 
     FACTS: ClassVar = frozenset({"fp8_matrix", "fp4_matrix", "fp8_kv_cache"})
