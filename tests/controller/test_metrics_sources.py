@@ -244,6 +244,18 @@ async def test_a_pod_that_fails_in_another_way_each_time_is_told_of_once_in_a_wh
     assert len(world.events.told) - told <= 4
 
 
+async def test_what_a_pod_fails_by_next_is_told_at_once(world: World, source: Source) -> None:
+    source.failing = {0: (Reason.UNREACHABLE, "no answer within 5 s")}
+    for _ in range(5):
+        world.pass_time(15)
+        await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("False", "Stale")
+    source.failing = {0: (Reason.INVALID_METRICS, "/metrics does not parse")}
+    world.pass_time(15)
+    await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("False", "InvalidMetrics")
+
+
 async def test_how_many_pods_can_be_read_beside_one_that_cannot_writes_nothing(
     world: World, source: Source
 ) -> None:

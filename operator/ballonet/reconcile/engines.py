@@ -21,22 +21,23 @@ from ballonet.telemetry.ring import Ring
 
 # A Prometheus may take this long until it has scraped a new pod twice.
 FIRST_SCRAPE_SECONDS: Final = 90.0
-# A pod that cannot be read may fail in another way at each try, and each would write status.
-WORDS_STAND_SECONDS: Final = 300.0
+# A pod that cannot be read may fail in another way at each try, and each would write status: the
+# first other way is told at once, and then one each so many seconds.
+OTHER_FAILURE_SECONDS: Final = 300.0
 
 
 @dataclass
 class _Engine:
     """What is remembered of one engine pod: its last sample and its recent observations.
 
-    ``failure`` is why it could not be read since then, in the words of ``failed_at``.
+    ``failure`` is why it could not be read since then, ``changed_at`` when that became another.
     """
 
     target: PodTarget
     last: EngineSample | None = None
     ring: Ring = field(default_factory=Ring)
     failure: ScrapeFailure | None = None
-    failed_at: float = 0.0
+    changed_at: float = float("-inf")
 
 
 class Engines:
@@ -100,7 +101,7 @@ class Engines:
             if isinstance(reading, EngineSample):
                 engine.last = reading
                 engine.ring.add(reading.observation)
-            outcome.append(self._in_words_that_stand(engine, self._fresh(engine.last, reading)))
+            outcome.append(self._as_told(engine, self._fresh(engine.last, reading)))
         return outcome
 
     def versions(self) -> Mapping[str, str]:
@@ -118,19 +119,21 @@ class Engines:
         """Return the recent observations of each engine by its pod's name, oldest first."""
         return {engine.target.name: tuple(engine.ring) for engine in self._by_uid.values()}
 
-    def _in_words_that_stand(
+    def _as_told(
         self, engine: _Engine, outcome: EngineSample | ScrapeFailure
     ) -> EngineSample | ScrapeFailure:
-        """Return an outcome; a failure as it was told first, for a while."""
+        """Return an outcome; of failures that are another each time the one that is told."""
         if isinstance(outcome, EngineSample):
             engine.failure = None
             return outcome
-        earlier, now = engine.failure, self._monotonic()
-        old = now - engine.failed_at >= WORDS_STAND_SECONDS
-        if earlier is None or earlier.reason is Reason.AWAITING_SCRAPE or old:
-            engine.failure, engine.failed_at = outcome, now
-            return outcome
-        return replace(earlier, target=outcome.target)
+        told, now = engine.failure, self._monotonic()
+        if told is None or told.reason is Reason.AWAITING_SCRAPE:
+            engine.failure, engine.changed_at = outcome, float("-inf")
+        elif (told.reason, told.message) != (outcome.reason, outcome.message):
+            if now - engine.changed_at < OTHER_FAILURE_SECONDS:
+                return replace(told, target=outcome.target)
+            engine.failure, engine.changed_at = outcome, now
+        return outcome
 
     def _fresh(
         self, last: EngineSample | None, reading: EngineSample | ScrapeFailure
