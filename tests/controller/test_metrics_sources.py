@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import pytest
@@ -27,8 +27,9 @@ class Source(Engines):
 
     age_seconds: float = 0
     connections: list[str | None] = field(default_factory=list)
-    # Why pods of which numbers cannot be read, and with which words.
+    # Why pods of which numbers cannot be read, and with which words; and what others than all say.
     failing: dict[int, tuple[Reason, str]] = field(default_factory=dict)
+    reports: dict[int, EngineReport] = field(default_factory=dict)
 
     async def read(
         self, targets: Sequence[PodTarget], connection: str | None = None
@@ -39,7 +40,7 @@ class Source(Engines):
         return [
             ScrapeFailure(outcome.target, *self.failing[number])
             if number in self.failing
-            else outcome
+            else replace(outcome, report=self.reports.get(number, outcome.report))
             for number, outcome in enumerate(await super().read(targets, connection))
         ]
 
@@ -203,6 +204,27 @@ async def test_a_pod_is_named_for_as_long_as_it_cannot_be_read(
         world.pass_time(15)
         await world.reconcile()
     assert "-1: no answer" in world.whole_condition("MetricsAvailable")["message"]
+
+
+async def test_a_pool_has_no_more_blocks_while_the_engine_with_fewest_is_silent(
+    world: World, source: Source
+) -> None:
+    source.reports = {2: FEWER}
+    await of_four_pods(world)
+    before = [world.whole_condition(kind) for kind in ("BudgetVerified", "TopologyFits")]
+    assert [one["status"] for one in before] == ["False", "False"]
+    source.failing = {2: (Reason.UNREACHABLE, "no answer within 5 s")}
+    for _ in range(5):
+        world.pass_time(15)
+        await world.reconcile()
+    assert world.condition("MetricsAvailable") == ("False", "Stale")
+    assert [world.whole_condition(kind) for kind in ("BudgetVerified", "TopologyFits")] == before
+    # Where none is fresh nothing is verified.
+    source.failing = dict.fromkeys(range(4), (Reason.UNREACHABLE, "no answer within 5 s"))
+    for _ in range(5):
+        world.pass_time(15)
+        await world.reconcile()
+    assert world.condition("BudgetVerified") == ("Unknown", "NoEngineReport")
 
 
 @pytest.mark.parametrize("reason", [Reason.UNREACHABLE, Reason.SOURCE_UNREACHABLE])

@@ -101,7 +101,10 @@ class Engines:
             if isinstance(reading, EngineSample):
                 engine.last = reading
                 engine.ring.add(reading.observation)
-            outcome.append(self._as_told(engine, self._fresh(engine.last, reading)))
+            seen = self._as_told(engine, self._fresh(engine.last, reading))
+            if isinstance(seen, ScrapeFailure) and engine.last is not None:
+                seen = replace(seen, report=engine.last.report)
+            outcome.append(seen)
         return outcome
 
     def versions(self) -> Mapping[str, str]:

@@ -215,9 +215,13 @@ def _cache_use(observed: Observed, record: AppliedRecord) -> CacheUse | None:
 
 
 def _verification(observed: Observed, record: AppliedRecord, serving: Plan) -> Verification | None:
-    reports = [sample.report for sample in observed.samples if sample.report is not None]
+    if not any(sample.report for sample in observed.samples):
+        return None
+    # An engine keeps its blocks: while one of several cannot be read, what it said last counts, or
+    # the pool would have more each time that the lowest is silent.
+    reports = [reading.report for reading in observed.readings if reading.report is not None]
     # What was really started with, should today's planner choose another number.
-    return verify(serving, reports, slots=record.budget["slots"]) if reports else None
+    return verify(serving, reports, slots=record.budget["slots"])
 
 
 def _diagnosis(

@@ -60,11 +60,15 @@ class EngineSample:
 
 @dataclass(frozen=True)
 class ScrapeFailure:
-    """A pod that could not be read: a reason of MetricsAvailable=False, and what was seen."""
+    """A pod that could not be read: a reason of MetricsAvailable=False, and what was seen.
+
+    ``report`` is what its engine said of its cache when it could be read, if it could.
+    """
 
     target: PodTarget
     reason: Reason
     message: str
+    report: EngineReport | None = None
 
 
 class MetricsSource(Protocol):
