@@ -19,10 +19,14 @@ RECORD = AppliedRecord(
     generation=1,
     spec=a_pool().spec,
     config_text="{}",
-    template={"spec": {"containers": []}},
+    template={"spec": {"containers": [{"name": "engine"}]}},
     strategy={"strategy": {"type": "Recreate"}},
-    engine_args=("--max-num-seqs=6",),
-    budget={"slots": 6},
+    engine_args=(
+        *("--max-model-len", "1024"),
+        *("--max-num-seqs", "6"),
+        *("--max-num-batched-tokens", "2048"),
+    ),
+    budget={"slots": 6, "ceilingTokens": 1024},
 )
 
 
