@@ -175,9 +175,17 @@ _KERNELS: Final = (
     _kernel(_PLAIN, _TURBOQUANT, sinks=False, images=False, shared=None),  # TURBOQUANT
     _kernel(  # FLASHINFER
         _PLAIN,
-        "nvfp4 nvfp4_4over6",
+        "nvfp4",
         majors=(10,),
         since=(0, 21),
+        heads=(64, 128, 256),
+        images=False,
+    ),
+    _kernel(  # FLASHINFER
+        _PLAIN,
+        "nvfp4 nvfp4_4over6",
+        majors=(10,),
+        since=(0, 22),
         heads=(64, 128, 256, 512),
         images=False,
     ),
