@@ -4,7 +4,7 @@ An engine ends at its start where no kernel takes a format. The table follows wh
 v1/attention/backends support (``supported_kv_cache_dtypes``, ``supports_kv_cache_dtype``,
 ``supports_combination``, ``supports_compute_capability``, and for decode context parallel
 ``can_return_lse_for_decode``) and what the first of them that is chosen refuses when it is built,
-read in 23 versions from 0.10.2 to 0.32.0.
+read in 24 versions from 0.10.2 to 0.33.0.
 """
 
 from __future__ import annotations
