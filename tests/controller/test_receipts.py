@@ -97,6 +97,31 @@ async def test_a_start_is_counted_once_and_belongs_to_no_pool(world: World) -> N
     assert len(receipts(world)) == 1
 
 
+@pytest.mark.parametrize("replicas", [1, 2], ids=["alone", "with a change of replicas"])
+async def test_pods_of_an_edited_template_are_no_starts_of_the_pool(
+    world: World, replicas: int
+) -> None:
+    await started(world)
+    before = receipts(world)
+
+    def edit(deployment: Json) -> None:
+        deployment["spec"]["template"]["spec"]["containers"][0]["args"] += ["--block-size", "32"]
+
+    world.cluster.edit(Kind.DEPLOYMENT, NAMESPACE, "pool", edit)
+    world.runs.clear()
+    world.pass_time(60)
+    world.engines.report = EngineReport(blocks=BLOCKS // 5, block_tokens=16)
+    world.run_pods()
+    world.pass_time(60)
+    world.restart_operator()
+    world.edit({"replicas": replicas})
+    # The first puts the template back, the second comes before the pods have followed.
+    for _ in range(2):
+        await world.reconcile()
+        assert receipts(world) == before
+        assert world.condition("BudgetVerified")[0] != "False" or replicas > 1
+
+
 async def test_what_is_learnt_changes_neither_the_pods_nor_the_plan_of_what_runs(
     world: World,
 ) -> None:

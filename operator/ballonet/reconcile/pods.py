@@ -113,9 +113,14 @@ def ended_runs(pods: Sequence[Json]) -> list[EndedRun]:
 def rolling_out(deployment: Json) -> bool:
     """Return whether pods of an earlier template still exist or the change was not seen yet."""
     status = deployment.get("status", {})
-    if status.get("observedGeneration", 0) < deployment["metadata"].get("generation", 0):
-        return True
-    return bool(status.get("replicas", 0) > status.get("updatedReplicas", 0))
+    earlier = status.get("replicas", 0) > status.get("updatedReplicas", 0)
+    return unseen(deployment) or bool(earlier)
+
+
+def unseen(deployment: Json) -> bool:
+    """Return whether the status of a Deployment is not of its spec yet."""
+    observed = deployment.get("status", {}).get("observedGeneration", 0)
+    return bool(observed < deployment["metadata"].get("generation", 0))
 
 
 def availability(

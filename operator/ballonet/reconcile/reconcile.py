@@ -35,7 +35,7 @@ from ballonet.reconcile.gather import (
 )
 from ballonet.reconcile.merge import fingerprint
 from ballonet.reconcile.ownership import INSTALLATION_ANNOTATION, Child
-from ballonet.reconcile.pods import EndedRun, rolling_out, targets
+from ballonet.reconcile.pods import EndedRun, rolling_out, targets, unseen
 from ballonet.reconcile.receipts import ReceiptBook
 from ballonet.reconcile.record import ANNOTATION, normal_form
 from ballonet.reconcile.starts import receipt_status, starts
@@ -452,10 +452,15 @@ class Reconciler:
 
     async def _with_receipt(self, observed: Observed, decision: Decision) -> Decision:
         """Count the starts that are new, and return the decision with what all of them measured."""
-        record, serving = decision.record, decision.running.serving
-        if record is None or serving is None:
+        record, serving, own = decision.record, decision.running.serving, observed.deployment.own
+        if record is None or serving is None or own is None:
             return decision
-        new = list(starts(record, serving, observed.pods, observed.samples, observed.receipts))
+        # A receipt stays: a scaled pool may have a template that was put back a moment ago, too.
+        new = (
+            []
+            if unseen(own)
+            else list(starts(record, serving, observed.pods, observed.samples, observed.receipts))
+        )
         namespace = observed.pool["metadata"]["namespace"]
         receipts = await self._receipts.count(namespace, new) if new else observed.receipts
         return replace(decision, receipt=receipt_status(receipts, record, serving))
