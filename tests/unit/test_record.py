@@ -66,6 +66,20 @@ def test_a_record_that_was_tampered_with_is_no_record(text: str | None) -> None:
     assert decode(text) is None
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"engine_args": [*RECORD.engine_args, "--kv-cache-memory-bytes"]},
+        {"template": {"spec": {"containers": [{"name": "engine", "env": [{}]}]}}},
+        {"template": {"spec": {"containers": [{"name": "engine", "volumeMounts": [{}]}]}}},
+    ],
+)
+def test_a_record_with_a_part_that_says_nothing_is_no_record(change: Json) -> None:
+    written = json.loads(gzip.decompress(base64.b64decode(RECORD.encode())))
+    text = gzip.compress(json.dumps({**written, **change}).encode())
+    assert decode(base64.b64encode(text).decode()) is None
+
+
 def test_largest_inputs_stay_far_below_what_annotations_may_take() -> None:
     filler = "".join(chr(33 + (i * 7919) % 90) for i in range(65_536))
     pool = a_pool().pod_template({"metadata": {"annotations": {"x": filler[:32_768]}}})

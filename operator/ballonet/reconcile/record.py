@@ -121,8 +121,17 @@ class _Spec(_Part):
     offload: dict[str, Any] = {}
 
 
-class _Container(_Part):
+class _Named(_Part):
     name: str
+
+
+class _Mount(_Named):
+    mountPath: str  # noqa: N815 - as it is written
+
+
+class _Container(_Named):
+    env: list[_Named] = []
+    volumeMounts: list[_Mount] = []  # noqa: N815 - as it is written
 
 
 class _PodSpec(_Part):
@@ -163,7 +172,7 @@ def decode(text: str | None) -> AppliedRecord | None:
         record = AppliedRecord(**{**known, "engine_args": tuple(known["engine_args"])})
         written_limits(record.engine_args), given_kv_bytes(record.engine_args)
         _ = record.host_cache_bytes
-    except (ValueError, TypeError, KeyError, RecursionError, zlib.error):
+    except (ValueError, TypeError, LookupError, RecursionError, zlib.error):
         return None
     object.__setattr__(record, "_read_from", text)
     return record

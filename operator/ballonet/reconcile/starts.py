@@ -108,15 +108,15 @@ def _compile_cache(boot: Boot, template: Json, receipts: Receipts) -> CompileCac
     finds all. A volume of the user's may hold the kernels of any run.
     """
     pod = template["spec"]
-    (container,) = (c for c in pod["containers"] if c["name"] == CONTAINER)
-    env = {variable["name"]: variable.get("value") for variable in container["env"]}
+    container: Json = next((c for c in pod["containers"] if c["name"] == CONTAINER), {})
+    env = {variable["name"]: variable.get("value") for variable in container.get("env", [])}
     holders = [
         mount["name"]
-        for mount in container["volumeMounts"]
+        for mount in container.get("volumeMounts", [])
         if CACHE_FOLDER.startswith(mount["mountPath"])
         or mount["mountPath"].startswith(CACHE_FOLDER)
     ]
-    own = holders == ["tmp"] and {"name": "tmp", "emptyDir": {}} in pod["volumes"]
+    own = holders == ["tmp"] and {"name": "tmp", "emptyDir": {}} in pod.get("volumes", [])
     if not own or env.get("XDG_CACHE_HOME") != CACHE_FOLDER or "VLLM_CACHE_ROOT" in env:
         return CompileCache.UNKNOWN
     if boot.restarts == 0:
