@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from ballonet.telemetry.port import FRESH_SECONDS, PodTarget
@@ -31,6 +31,7 @@ class _Pod(Generic[T]):
         wanted_at: when somebody asked for it last.
         slow: whether a try takes longer than a turn.
         silences: how many of its last tries gave no answer.
+        turned: set once its first turn is over.
     """
 
     outcome: T | None = None
@@ -38,6 +39,7 @@ class _Pod(Generic[T]):
     silences: int = 0
     ended_at: float = 0.0
     slow: bool = False
+    turned: asyncio.Event = field(default_factory=asyncio.Event)
     trying: asyncio.Task[None] | None = None
     forgetting: asyncio.TimerHandle | None = None
 
@@ -84,8 +86,9 @@ class Tries(Generic[T]):
     async def newest(self, target: PodTarget) -> T:
         """Begin a try, if none is under way, and return the newest outcome.
 
-        That is this try's, where it ends within a turn's time, or the pod's first in the time that
-        a pod is given; else that of the one before it, while it is fresh.
+        That is this try's, where it ends within a turn's time, or the pod's first, where it ends
+        within its turn or the time that a slow pod is given; else that of the one before it, while
+        it is fresh.
         """
         loop = asyncio.get_running_loop()
         pod = self._pods.setdefault(target, _Pod())
@@ -95,8 +98,10 @@ class Tries(Generic[T]):
         trying = pod.trying
         patience_seconds = 0.0 if pod.slow else self._quick_seconds
         if pod.outcome is None:
-            # Not for its place among those that hang: there may be thousands.
-            patience_seconds = self._quick_seconds + self._timeout_seconds
+            # Turns end soon, whoever else is new. A place among those that hang is not waited for:
+            # there may be thousands.
+            await pod.turned.wait()
+            patience_seconds = self._timeout_seconds
         await asyncio.wait({trying}, timeout=patience_seconds)
         if trying.done():
             trying.result()
@@ -111,6 +116,7 @@ class Tries(Generic[T]):
         try:
             pod.outcome = await self._outcome(target, pod)
         finally:
+            pod.turned.set()
             loop = asyncio.get_running_loop()
             pod.trying, pod.ended_at = None, loop.time()
             # Nobody asks any longer for a pod that is gone.
@@ -124,6 +130,7 @@ class Tries(Generic[T]):
                         return await self._ask(target, pod.outcome)
                 except TimeoutError:
                     pod.slow = True
+                    pod.turned.set()
         async with self._places:
             loop = asyncio.get_running_loop()
             began_at = loop.time()
