@@ -60,7 +60,7 @@ def test_the_ceiling_remedy_from_status_starts_the_engine_with_the_computed_flag
     flags = " ".join(serving.args)
     for part in ("--max-model-len 608", "--block-size 32", "--kv-cache-memory-bytes 8388608"):
         assert part in flags
-    # From 0.31 the limit of sequences has a flag of its own.
+    # From 0.31 the slots have a flag of their own.
     assert "--max-num-active-seqs 6" in flags
     assert serving.slots == 6
 
