@@ -185,9 +185,9 @@ async def test_a_new_pod_is_asked_however_many_that_hang_are_new_too(
     ports: dict[str, int],
 ) -> None:
     now = datetime(2026, 11, 30, tzinfo=UTC)
-    scrape = DirectScrape(now=lambda: now, timeout_seconds=0.1, quick_seconds=0.1)
-    stuck = [target(f"stuck-{n}", ports["hang"]) for n in range(16 * 4)]
-    # They take four turns, and more than the time that a pod is given.
+    scrape = DirectScrape(now=lambda: now, timeout_seconds=0.1, quick_seconds=1.0)
+    stuck = [target(f"stuck-{n}", ports["hang"]) for n in range(2 * module.QUICK_AT_ONCE)]
+    # They take two turns, which is more than the time that a pod is given.
     seen = await scrape.read([*stuck, target("healthy", ports["answer"])])
     assert isinstance(seen[-1], EngineSample)
     await scrape.close()
