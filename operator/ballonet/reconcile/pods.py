@@ -112,9 +112,13 @@ def ended_runs(pods: Sequence[Json]) -> list[EndedRun]:
 
 def rolling_out(deployment: Json) -> bool:
     """Return whether pods of an earlier template still exist or the change was not seen yet."""
+    return unseen(deployment) or has_earlier_pods(deployment)
+
+
+def has_earlier_pods(deployment: Json) -> bool:
+    """Return whether its status counts pods of an earlier template."""
     status = deployment.get("status", {})
-    earlier = status.get("replicas", 0) > status.get("updatedReplicas", 0)
-    return unseen(deployment) or bool(earlier)
+    return bool(status.get("replicas", 0) > status.get("updatedReplicas", 0))
 
 
 def unseen(deployment: Json) -> bool:

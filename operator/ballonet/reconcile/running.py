@@ -21,7 +21,7 @@ from ballonet.reconcile import children, live
 from ballonet.reconcile.gather import Observed
 from ballonet.reconcile.live import Said
 from ballonet.reconcile.merge import covers
-from ballonet.reconcile.pods import availability, unseen
+from ballonet.reconcile.pods import availability, has_earlier_pods, unseen
 from ballonet.reconcile.record import AppliedRecord
 from ballonet.reconcile.rollout import Planner, serving_plan
 from ballonet.telemetry.port import ScrapeFailure
@@ -126,12 +126,11 @@ def _of_two_templates(own: Json, record: AppliedRecord) -> bool:
     What a Deployment's status has not seen yet may be a change of replicas alone, which makes none;
     else it is a template that somebody edited and that was put back.
     """
-    status = own.get("status", {})
-    scaled = status.get("replicas", 0) != own["spec"].get("replicas", 1)
+    scaled = own.get("status", {}).get("replicas", 0) != own["spec"].get("replicas", 1)
     return (
         record.previous_budget is not None
         or (unseen(own) and not scaled)
-        or status.get("replicas", 0) > status.get("updatedReplicas", 0)
+        or has_earlier_pods(own)
         or not covers(own["spec"]["template"], record.template)
     )
 
