@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -138,6 +139,25 @@ class PoolClient:
 
     def wait_ready(self, name: str = NAME, timeout_seconds: float = 90) -> Json:
         return self.wait(lambda pool: is_now(pool, "Ready", "True"), "ready", name, timeout_seconds)
+
+    def wait_service_url(self, name: str = NAME) -> str:
+        """Wait until the pool's Service leads to a pod and return its base URL.
+
+        Ready is about pods. Until kube-proxy has heard of them, the node refuses connections to
+        the Service, and that can be after the operator has heard.
+        """
+        service = self.api.get(SERVICE, self.namespace, name)["spec"]
+        address = (service["clusterIP"], service["ports"][0]["port"])
+
+        def connects() -> bool:
+            try:
+                socket.create_connection(address, timeout=5).close()
+            except OSError as error:
+                raise AssertionError(str(error)) from error
+            return True
+
+        eventually(connects, f"{name}: the Service leads to a pod")
+        return "http://{}:{}".format(*address)
 
     def wait_measured(self, name: str = NAME) -> Json:
         """Wait until the engines' own figures are in status: then nothing is left to write."""

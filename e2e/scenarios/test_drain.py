@@ -45,9 +45,7 @@ def test_a_roll_out_and_a_scale_in_under_load_lose_no_request(
     pools.create_ready(
         a_pool().planner_and_workers(5).replicas(2).env(STUB_SETTINGS=settings).drain(DRAIN_SECONDS)
     )
-    service = pools.child("Service")
-    assert service is not None
-    address = f"http://{service['spec']['clusterIP']}:8000"
+    address = pools.wait_service_url()
     before = {pod["metadata"]["uid"] for pod in pools.pods()}
 
     def change() -> None:
