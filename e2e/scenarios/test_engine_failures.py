@@ -72,7 +72,9 @@ CASES: Final = {
         ("localhost/ballonet/nothing:dev",),
     ),
     "no-gpus": Case(
-        a_gpu_pool().set("parallelism.tensor", 8), "Unschedulable", ("nvidia.com/gpu",)
+        a_gpu_pool().set("parallelism.tensor", 8),
+        "Unschedulable",
+        ("Insufficient nvidia.com/gpu", "nvidia.com/gpu 8"),
     ),
     "no-claim": Case(
         a_pool().set("model.claim", {"name": "missing"}), "ClaimNotBound", ("missing",)

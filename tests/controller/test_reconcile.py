@@ -11,7 +11,7 @@ from ballonet.api.conditions import Reason
 from ballonet.cluster.port import ApiError, Json, Kind
 from ballonet.planning.measured import EngineReport
 from ballonet.reconcile import children
-from e2e.harness.pools import a_pool
+from e2e.harness.pools import a_gpu_pool, a_pool
 from tests.controller.world import NAMESPACE, World
 
 
@@ -436,6 +436,71 @@ async def test_a_failing_pod_is_named_in_its_own_words(
     world.cluster.writes.clear()
     await world.reconcile()
     assert world.cluster.writes == []
+
+
+async def test_of_a_pod_without_a_node_stands_what_the_scheduler_says_and_what_the_pod_asks_for(
+    world: World,
+) -> None:
+    pool = (
+        a_gpu_pool()
+        .set("parallelism.tensor", 2)
+        .set("accelerator.nodeSelector", {"zone": "a", "gpu": "h100"})
+        .pod_template(
+            {"spec": {"containers": [{"name": "log", "resources": {"requests": {"cpu": "250m"}}}]}}
+        )
+    )
+    world.cluster.put(pool.build(NAMESPACE))
+    await world.reconcile()
+    said = "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 had untolerated taint(s)."
+    leave_unplaced(world, said)
+    await world.reconcile()
+    assert world.condition("Ready") == ("False", "Unschedulable")
+    message = world.whole_condition("Available")["message"]
+    pod = world.cluster.peek_all(Kind.POD)[0]["metadata"]["name"]
+    assert message == (
+        f"pod {pod} cannot be placed: {said} (its containers ask for cpu 0.25, memory 10.00 GiB, "
+        "nvidia.com/gpu 2 on a node with gpu=h100, zone=a; taints that it tolerates: "
+        "nvidia.com/gpu)"
+    )
+    world.cluster.writes.clear()
+    await world.reconcile()
+    assert world.cluster.writes == []
+
+
+async def test_what_a_pod_without_a_node_asks_for_is_told_behind_a_long_answer(
+    world: World,
+) -> None:
+    tolerations = [
+        # Those that the API server adds to every pod.
+        *(
+            {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute"}
+            for state in ("not-ready", "unreachable")
+        ),
+        {"key": "team", "operator": "Equal", "value": "agents", "effect": "NoSchedule"},
+        {"operator": "Exists", "effect": "NoExecute"},
+    ]
+    pool = a_pool().ceiling(608).pod_template({"spec": {"tolerations": tolerations}})
+    world.cluster.put(pool.build(NAMESPACE))
+    await world.reconcile()
+    leave_unplaced(world, "0/900 nodes are available: " + "1 node(s) had another taint, " * 50)
+    await world.reconcile()
+    message = world.whole_condition("Available")["message"]
+    assert "0/900 nodes are available" in message
+    assert message.endswith("; taints that it tolerates: team=agents:NoSchedule, all:NoExecute)")
+    assert " on a node with " not in message
+
+
+def leave_unplaced(world: World, said: str) -> None:
+    """Play a scheduler that finds no node for any pod."""
+    world.run_pods(container={"name": "engine"})
+    unplaced = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": said,
+    }
+    for pod in world.cluster.peek_all(Kind.POD):
+        world.cluster.put({**pod, "status": {"conditions": [unplaced]}})
 
 
 async def test_the_cause_of_a_crash_is_found_far_above_the_last_error(world: World) -> None:

@@ -10,14 +10,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
+from ballonet.api.quantity import parse_quantity
 from ballonet.api.redaction import redact
 from ballonet.api.status import cut
 from ballonet.cluster.port import Json
 from ballonet.engines.base import PORT
 from ballonet.engines.vllm import START_FAILURES
+from ballonet.kv.units import format_bytes
 from ballonet.planning.pod import CONTAINER
 from ballonet.reconcile.children import PROBE_PORT
 from ballonet.telemetry.port import PodTarget
@@ -37,6 +40,10 @@ _CREATE_REASONS: Final = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
 _BACK_OFF: Final = re.compile(r'^Back-off pulling image "[^"]*": (?:ErrImagePull: )?')
+# The API server lets every pod tolerate these for some minutes.
+_TOLERATED_BY_ALL: Final = frozenset(
+    {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
+)
 _ERROR_LINE: Final = re.compile(
     r"(?:\b\w*(?:Error|Exception)\b[:(]|\berror:|\bERROR\b|\bfatal\b)", re.I
 )
@@ -200,10 +207,44 @@ def _cannot_be_placed(pod: Json, _: Mapping[str, str]) -> Finding | None:
     for condition in pod.get("status", {}).get("conditions", ()):
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             message = condition.get("message", "")
-            claim = "persistentvolumeclaim" in message.lower()
-            reason = Reason.CLAIM_NOT_BOUND if claim else Reason.UNSCHEDULABLE
-            return _finding(reason, f"pod {_name(pod)} cannot be placed: {message}")
+            words = f"pod {_name(pod)} cannot be placed: {message}"
+            if "persistentvolumeclaim" in message.lower():
+                return _finding(Reason.CLAIM_NOT_BOUND, words)
+            return _finding(Reason.UNSCHEDULABLE, words, beside=_asked(pod))
     return None
+
+
+def _asked(pod: Json) -> str:
+    """Return what a node must have for the pod, as it is: others may have added to its template."""
+    wanted: dict[str, Decimal] = {}
+    for container in pod["spec"].get("containers", ()):
+        resources = container.get("resources", {})
+        # A limit without a request is one.
+        requests = resources.get("limits", {}) | resources.get("requests", {})
+        for name, amount in requests.items():
+            wanted[name] = wanted.get(name, Decimal(0)) + parse_quantity(amount)
+    amounts = [f"{name} {_amount(name, amount)}" for name, amount in sorted(wanted.items())]
+    parts = [f"its containers ask for {', '.join(amounts) or 'nothing'}"]
+    if labels := pod["spec"].get("nodeSelector"):
+        parts.append(f"on a node with {', '.join(f'{k}={v}' for k, v in sorted(labels.items()))}")
+    taints = [
+        _taint(one)
+        for one in pod["spec"].get("tolerations", ())
+        if one.get("key") not in _TOLERATED_BY_ALL
+    ]
+    return " ".join(parts) + f"; taints that it tolerates: {', '.join(taints) or 'none'}"
+
+
+def _amount(resource: str, amount: Decimal) -> str:
+    in_bytes = resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-")
+    return format_bytes(int(amount)) if in_bytes else f"{amount.normalize():f}"
+
+
+def _taint(toleration: Json) -> str:
+    """Return which taints a toleration is for, as kubectl writes one."""
+    key, value = toleration.get("key", ""), toleration.get("value", "")
+    effect = toleration.get("effect", "")
+    return f"{key or 'all'}{f'={value}' if value else ''}{f':{effect}' if effect else ''}"
 
 
 def _image_not_there(pod: Json, _: Mapping[str, str]) -> Finding | None:
@@ -270,9 +311,12 @@ def _engine_failure(where: str, exit_code: int, log: str) -> Finding:
     return _finding(Reason.CRASH_LOOP, f"{where} ended with code {exit_code}: {words}")
 
 
-def _finding(reason: Reason, message: str) -> Finding:
-    text = redact(" ".join(message.split()))
-    return Finding(Status.FALSE, reason, cut(text, _MAX_MESSAGE_CHARACTERS))
+def _finding(reason: Reason, message: str, *, beside: str = "") -> Finding:
+    """Return what is wrong in the words of the pod, and what is said beside, each cut short."""
+    said, added = (
+        cut(redact(" ".join(text.split())), _MAX_MESSAGE_CHARACTERS) for text in (message, beside)
+    )
+    return Finding(Status.FALSE, reason, f"{said} ({added})" if added else said)
 
 
 def _ended(status: Json) -> tuple[Json | None, bool]:
