@@ -84,17 +84,25 @@ def _gibibytes(value: Any) -> int:
 
 def _backend(values: Mapping[str, Any]) -> str | None:
     """Return a backend's name; the version knows which there are."""
-    config = _object(values.get(_ATTENTION_OPTION, {}))
-    other = sorted(config.keys() - {_BACKEND_KEY})
+    other = sorted(_object(values.get(_ATTENTION_OPTION, {})).keys() - {_BACKEND_KEY})
     if other:
         raise NotPlanned(f"is not planned for with the key {other[0]}")
-    value = values.get(BACKEND_OPTION, config.get(_BACKEND_KEY))
+    named = (_named_backend(option, values.get(option)) for option in _BACKEND_OPTIONS)
+    value = next((name for name in named if name is not None), None)
     if value is None:
         return None
     name = str(value).upper()
     if not name.isidentifier():
         raise _only_with("the name of a backend", value)
     return name
+
+
+def _named_backend(option: str, value: Any) -> Any:
+    """Return what the value of an option that can name a backend names; None for nothing."""
+    if option != _ATTENTION_OPTION:
+        return value
+    config = _json(value) if isinstance(value, str) else value
+    return config.get(_BACKEND_KEY) if isinstance(config, dict) else None
 
 
 def _json(text: str) -> Any:
@@ -264,11 +272,12 @@ def _switch(field: str, option: str, *, on: bool = True) -> _Reader:
 BACKEND_OPTION: Final = "--attention-backend"
 _ATTENTION_OPTION: Final = "--attention-config"
 _BACKEND_KEY: Final = "backend"
+_BACKEND_OPTIONS: Final = (BACKEND_OPTION, _ATTENTION_OPTION)
 BLOCKS_OPTION: Final = "--num-gpu-blocks-override"
 FOREIGN_CODE_OPTION: Final = "--trust-remote-code"
 _READERS: Final = (
     _Reader("adapters", ("--enable-lora", "--max-loras", "--max-lora-rank"), _adapters),
-    _Reader("attention_backend", (BACKEND_OPTION, _ATTENTION_OPTION), _backend),
+    _Reader("attention_backend", _BACKEND_OPTIONS, _backend),
     _value("blocks", BLOCKS_OPTION, _whole),
     _switch("eager", "--enforce-eager"),
     _switch("foreign_code", FOREIGN_CODE_OPTION),
@@ -306,17 +315,17 @@ def read(settings: Sequence[Setting]) -> tuple[PlannedArguments, tuple[str, ...]
 
 def asked_backends(settings: Iterable[Setting]) -> dict[str, str]:
     """Return the names of attention backends that are asked for, by how each is written."""
-    found = {}
-    for option, written in _last_of_each(settings).items():
-        value = written.value
-        if option == _ATTENTION_OPTION:
-            config = _json(value) if isinstance(value, str) else value
-            value = config.get(_BACKEND_KEY) if isinstance(config, dict) else None
-        elif option != BACKEND_OPTION:
-            continue
-        if isinstance(value, str) and value.isidentifier():
-            found[written.shown] = value
-    return found
+    written = _last_of_each(settings)
+    named = {
+        written[option].shown: _named_backend(option, written[option].value)
+        for option in _BACKEND_OPTIONS
+        if option in written
+    }
+    return {
+        shown: name
+        for shown, name in named.items()
+        if isinstance(name, str) and name.isidentifier()
+    }
 
 
 @dataclass(frozen=True, slots=True)
