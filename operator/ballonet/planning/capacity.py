@@ -196,18 +196,10 @@ class Capacity:
     @cached_property
     def _rank_weights(self) -> Interval:
         """Weights of one rank, those of what drafts tokens among them, that stay on its device."""
-        resolved, parallel = self.resolved, self.spec.parallelism
-        assert resolved.geometry is not None and resolved.weights is not None
-        weights = rank_weights(
-            resolved.geometry,
-            resolved.weights.bytes,
-            tensor=parallel.tensor,
-            pipeline=parallel.pipeline,
-        )
-        weights += self._draft_weights(resolved.geometry, weights)
-        return after_offload(
-            resolved.geometry, weights, resolved.arguments.offload_bytes, tensor=parallel.tensor
-        )
+        geometry = self.resolved.geometry
+        assert geometry is not None
+        weights = self._model_weights(geometry)
+        return self._on_device(geometry, weights + self._draft_weights(geometry, weights))
 
     @property
     def known_weights(self) -> Interval:
@@ -215,19 +207,30 @@ class Capacity:
 
         Experts may be spread over data-parallel ranks too, so the low end counts each of those.
         """
-        resolved, parallel = self.resolved, self.spec.parallelism
-        if resolved.geometry is None or resolved.weights is None:
+        geometry = self.resolved.geometry
+        if geometry is None or self.resolved.weights is None:
             return Interval.point(0)
-        weights = rank_weights(
-            resolved.geometry,
-            resolved.weights.bytes,
+        weights = self._model_weights(geometry)
+        if geometry.mixture:
+            weights = Interval(weights.low // self.spec.parallelism.data, weights.high)
+        return self._on_device(geometry, weights)
+
+    def _model_weights(self, geometry: ModelGeometry) -> Interval:
+        """Return the weights of one rank without those of a model that drafts."""
+        assert self.resolved.weights is not None
+        parallel = self.spec.parallelism
+        return rank_weights(
+            geometry,
+            self.resolved.weights.bytes,
             tensor=parallel.tensor,
             pipeline=parallel.pipeline,
         )
-        if resolved.geometry.mixture:
-            weights = Interval(weights.low // parallel.data, weights.high)
+
+    def _on_device(self, geometry: ModelGeometry, weights: Interval) -> Interval:
+        """Return what of a rank's weights is not kept in host memory."""
+        offloaded_bytes = self.resolved.arguments.offload_bytes
         return after_offload(
-            resolved.geometry, weights, resolved.arguments.offload_bytes, tensor=parallel.tensor
+            geometry, weights, offloaded_bytes, tensor=self.spec.parallelism.tensor
         )
 
     def _draft_weights(self, geometry: ModelGeometry, weights: Interval) -> Interval:
