@@ -46,6 +46,8 @@ _VERDICTS: Final = tuple(
 )
 
 _Fold = Callable[[Iterable[float]], float]
+_Statuses = Sequence[tuple[PoolKey, Json]]
+_Readings = Sequence[tuple[PoolKey, Sequence[EngineSample]]]
 
 # Gauges of a pool: name, help, path in status.
 _POOL_GAUGES: Final = (
@@ -222,50 +224,11 @@ class _PoolCollector(Collector):
         # Where nobody has read engines for long, as while the API server is away, nobody knows.
         since = self._monotonic() - FRESH_SECONDS
         readings = [(key, samples) for key, (at, samples) in read if at >= since]
-        labels = ["namespace", "pool"]
-        for name, text, path in _POOL_GAUGES:
-            gauge = GaugeMetricFamily(f"ballonet_pool_{name}", text, labels=labels)
-            for key, status in statuses:
-                value = _at(status, path)
-                if isinstance(value, int):
-                    gauge.add_metric(list(key), value)
-            yield gauge
-        for name, text, figure, fold in _LOAD_GAUGES:
-            gauge = GaugeMetricFamily(f"ballonet_pool_{name}", text, labels=labels)
-            for key, samples in readings:
-                _add_folded(gauge, list(key), samples, figure, fold)
-            yield gauge
-        blocks = GaugeMetricFamily(
-            "ballonet_pool_kv_blocks",
-            "KV blocks of all engines of a pool by state.",
-            labels=[*labels, "state"],
-        )
-        for state, figure in _BLOCK_STATES:
-            for key, samples in readings:
-                _add_folded(blocks, [*key, state], samples, figure, sum)
-        yield blocks
+        yield from _status_series(statuses)
+        yield from _load_series(readings)
         yield from _cache_series(_cache_uses(statuses, readings))
-        verdicts = GaugeMetricFamily(
-            "ballonet_pool_verdict",
-            "1 for the verdict of the diagnosis, 0 for the others.",
-            labels=[*labels, "verdict"],
-        )
-        for key, status in statuses:
-            present = _at(status, "diagnosis.verdict")
-            if present is not None:
-                for verdict in _VERDICTS:
-                    verdicts.add_metric([*key, verdict], int(verdict == present))
-        yield verdicts
-        conditions = GaugeMetricFamily(
-            "ballonet_pool_condition",
-            "1 for the status that a condition has.",
-            labels=[*labels, "type", "status"],
-        )
-        # The other two statuses would make most of a page in a cluster of many pools.
-        for key, status in statuses:
-            for condition in status.get("conditions", []):
-                conditions.add_metric([*key, condition["type"], condition["status"]], 1)
-        yield conditions
+        yield _verdict_series(statuses)
+        yield _condition_series(statuses)
 
 
 class _QueueCollector(Collector):
@@ -295,9 +258,50 @@ class _QueueCollector(Collector):
             yield counter
 
 
+def _status_series(statuses: _Statuses) -> Iterator[Metric]:
+    for name, text, path in _POOL_GAUGES:
+        gauge = _gauge(name, text)
+        for key, status in statuses:
+            value = _at(status, path)
+            if isinstance(value, int):
+                gauge.add_metric(list(key), value)
+        yield gauge
+
+
+def _load_series(readings: _Readings) -> Iterator[Metric]:
+    for name, text, figure, fold in _LOAD_GAUGES:
+        gauge = _gauge(name, text)
+        for key, samples in readings:
+            _add_folded(gauge, list(key), samples, figure, fold)
+        yield gauge
+    blocks = _gauge("kv_blocks", "KV blocks of all engines of a pool by state.", "state")
+    for state, figure in _BLOCK_STATES:
+        for key, samples in readings:
+            _add_folded(blocks, [*key, state], samples, figure, sum)
+    yield blocks
+
+
+def _verdict_series(statuses: _Statuses) -> Metric:
+    verdicts = _gauge("verdict", "1 for the verdict of the diagnosis, 0 for the others.", "verdict")
+    for key, status in statuses:
+        present = _at(status, "diagnosis.verdict")
+        if present is not None:
+            for verdict in _VERDICTS:
+                verdicts.add_metric([*key, verdict], int(verdict == present))
+    return verdicts
+
+
+def _condition_series(statuses: _Statuses) -> Metric:
+    conditions = _gauge("condition", "1 for the status that a condition has.", "type", "status")
+    # The other two statuses would make most of a page in a cluster of many pools.
+    for key, status in statuses:
+        for condition in status.get("conditions", []):
+            conditions.add_metric([*key, condition["type"], condition["status"]], 1)
+    return conditions
+
+
 def _cache_uses(
-    statuses: Iterable[tuple[PoolKey, Json]],
-    readings: Iterable[tuple[PoolKey, Sequence[EngineSample]]],
+    statuses: _Statuses, readings: _Readings
 ) -> Iterator[tuple[PoolKey, int | None, CacheUse]]:
     """Yield how the caches of each pool are used, with the host memory that its engines have."""
     own = {key: _at(status, "engine.hostCacheBytes") for key, status in statuses}
@@ -310,21 +314,17 @@ def _cache_uses(
 
 
 def _cache_series(uses: Iterable[tuple[PoolKey, int | None, CacheUse]]) -> Iterator[Metric]:
-    labels = ["namespace", "pool"]
-    host = GaugeMetricFamily(
-        "ballonet_pool_host_cache_bytes",
-        "Host memory for KV blocks of all engines of a pool by state.",
-        labels=[*labels, "state"],
+    host = _gauge(
+        "host_cache_bytes", "Host memory for KV blocks of all engines of a pool by state.", "state"
     )
-    queried = GaugeMetricFamily(
-        "ballonet_pool_prefix_queried_tokens",
+    queried = _gauge(
+        "prefix_queried_tokens",
         "Prompt tokens that were looked for in caches since the engines started.",
-        labels=labels,
     )
-    hits = GaugeMetricFamily(
-        "ballonet_pool_prefix_hit_tokens",
+    hits = _gauge(
+        "prefix_hit_tokens",
         "Prompt tokens that a tier of caches had since the engines started.",
-        labels=[*labels, "tier"],
+        "tier",
     )
     for key, given, use in uses:
         for state, size in (("total", given), ("in_use", use.host_bytes_in_use)):
@@ -336,6 +336,11 @@ def _cache_series(uses: Iterable[tuple[PoolKey, int | None, CacheUse]]) -> Itera
             if tier in use.hit_tokens:
                 hits.add_metric([*key, tier], use.hit_tokens[tier])
     yield from (host, queried, hits)
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    """Return a gauge of pools, whose first labels say which one."""
+    return GaugeMetricFamily(f"ballonet_pool_{name}", text, labels=["namespace", "pool", *labels])
 
 
 def _add_folded(
