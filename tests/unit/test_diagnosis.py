@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
@@ -262,7 +263,7 @@ FOUND = {
         Reason.PREFIX_MISS,
         {"prefix_hit_tokens": None},
         {"prefixes": (SYSTEM,), "prefix_caching": False},
-        "prefix caching is off",
+        "prefix caching is off; prefix system alone should give 80 % of 12,800 prompt tokens",
     ),
     "a prefix longer than prompts": (
         Reason.PREFIX_MISS,
@@ -305,14 +306,28 @@ FOUND = {
     ),
 }
 
+SOON = {"thresholds": DiagnosisSpec(idle_seconds=120, spare_seconds=90)}
+ALL = {
+    **FOUND,
+    "memory that is to spare": (Reason.OVERPROVISIONED, {}, SOON, "under 40 % for 90 s"),
+    "nobody asks": (
+        Reason.IDLE,
+        {**STANDS_STILL, "running": 0, "usage_per_mille": 500},
+        SOON,
+        "for 120 s",
+    ),
+}
 
-@pytest.mark.parametrize("case", FOUND)
-def test_each_finding_is_found(case: str) -> None:
-    expected, changes, facts, words = FOUND[case]
+
+@pytest.mark.parametrize("case", ALL)
+def test_each_finding_is_found_and_says_its_numbers(case: str) -> None:
+    expected, changes, facts, words = ALL[case]
     found = played(series(25, **changes), replace(FACTS, **facts))
     assert found.last is not None
     assert found.last.verdict is expected
     assert words in found.last.evidence[0].text
+    for evidence in found.last.evidence:
+        assert re.search("[0-9]", evidence.text), evidence
 
 
 @pytest.mark.parametrize("case", FOUND)
@@ -335,8 +350,7 @@ def test_no_finding_outlives_the_load(case: str) -> None:
 
 
 def test_every_finding_of_the_chain_has_a_case() -> None:
-    quiet = {Reason.OVERPROVISIONED, Reason.IDLE}
-    assert {expected for expected, *_ in FOUND.values()} == {r.name for r in CHAIN} - quiet
+    assert {expected for expected, *_ in ALL.values()} == {rule.name for rule in CHAIN}
 
 
 NOT_FOUND = {
@@ -416,11 +430,15 @@ def test_engines_are_named_with_their_pods_where_there_are_several() -> None:
     assert watched.last.evidence[0].text.startswith("1 of 3 engines; pod-b, engine 1: no token")
 
 
-@pytest.mark.parametrize("why", [{"awake": False}, {"fetching": 2}], ids=str)
-def test_an_engine_that_may_stand_still_is_not_stuck(why: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [({"awake": False}, "NoVerdict"), ({"fetching": 2}, "Healthy")],
+    ids=["sleeps", "fetches"],
+)
+def test_an_engine_that_may_stand_still_is_not_stuck(why: dict[str, Any], said: str) -> None:
     stands = dict.fromkeys(STANDS_STILL, 9000)
     assert verdict([*series(6), *series(20, after=90, **stands)]) == "EngineStuck"
-    assert verdict([*series(6), *series(20, after=90, **stands, **why)]) == "Healthy"
+    assert verdict([*series(6), *series(20, after=90, **stands, **why)]) == said
 
 
 @pytest.mark.parametrize(

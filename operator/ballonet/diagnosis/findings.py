@@ -339,26 +339,27 @@ def prefix_miss(history: History, facts: Facts, _found: bool) -> str | None:
         return None
     window = history.over(facts.thresholds.trend_seconds)
     ended = window.increase(lambda o: o.finished_requests)
-    if ended < ENOUGH_REQUESTS:
+    tokens = window.increase(lambda o: o.finished_prompt_tokens)
+    if ended < ENOUGH_REQUESTS or not tokens:
         return None
-    names = ", ".join(prefix.name for prefix in facts.prefixes)
-    if not facts.prefix_caching:
-        return f"prefix {names} is declared, but prefix caching is off"
-    prompt = Fraction(window.increase(lambda o: o.finished_prompt_tokens), ended)
-    queried = window.increase(lambda o: o.prefix_queried_tokens)
-    hit = window.increase(lambda o: o.prefix_hit_tokens)
-    if not queried or not prompt:
-        return None
+    prompt = Fraction(tokens, ended)
     expected = min(
         Fraction(1), sum((p.tokens * p.sequences for p in facts.prefixes), Fraction(0)) / prompt
     )
+    names = ", ".join(prefix.name for prefix in facts.prefixes)
+    gives = f"prefix {names} alone should give {_percent(expected)} %"
+    if not facts.prefix_caching:
+        return f"prefix caching is off; {gives} of {tokens:,} prompt tokens in {window.seconds} s"
+    queried = window.increase(lambda o: o.prefix_queried_tokens)
+    hit = window.increase(lambda o: o.prefix_hit_tokens)
+    if not queried:
+        return None
     share = Fraction(hit, queried)
     if share >= expected * facts.thresholds.prefix_hit_percent / 100:
         return None
     return (
         f"{_percent(share)} % of {queried:,} prompt tokens were found in the cache in "
-        f"{window.seconds} s; prefix {names} alone should give {_percent(expected)} %"
-        f"; {_why_missed(window, share / expected, prompt, facts)}"
+        f"{window.seconds} s; {gives}; {_why_missed(window, share / expected, prompt, facts)}"
     )
 
 
@@ -427,7 +428,8 @@ def overprovisioned(history: History, facts: Facts, _found: bool) -> str | None:
     spare = facts.thresholds.spare_usage_percent
     if window.peak(lambda o: o.waiting) or window.peak(lambda o: o.usage_per_mille) >= spare * 10:
         return None
-    return f"no request has waited, and usage has stayed under {spare} %"
+    seconds = facts.thresholds.spare_seconds
+    return f"no request has waited, and usage has stayed under {spare} % for {seconds:,} s"
 
 
 def idle(history: History, facts: Facts, _found: bool) -> str | None:
@@ -438,7 +440,8 @@ def idle(history: History, facts: Facts, _found: bool) -> str | None:
     work = window.peak(_running) + window.peak(lambda o: o.waiting)
     if work or window.increase(lambda o: o.generation_tokens):
         return None
-    return "no request runs or waits, and no token was made"
+    seconds = facts.thresholds.idle_seconds
+    return f"no request ran or waited, and no token was made, for {seconds:,} s"
 
 
 # --- numbers --------------------------------------------------------------------------------------
