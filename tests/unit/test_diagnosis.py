@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ballonet.api.conditions import PRESSURE, REASONS, ConditionType, Reason, Status
 from ballonet.api.v1alpha1 import DiagnosisSpec
+from ballonet.diagnosis import findings
 from ballonet.diagnosis.diagnose import Course, Evidence, diagnose, resumed
 from ballonet.diagnosis.facts import DeclaredPrefix, Facts
 from ballonet.diagnosis.findings import CHAIN
@@ -803,6 +805,19 @@ def test_a_finding_reads_the_series_that_are_documented_for_it(rule: Any) -> Non
             for s in samples
         ]
         assert look(bare, facts) == look(samples, facts)
+
+
+def test_figures_that_are_no_thresholds_stand_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text()
+    fixed = " ".join(page.split("\n*Fixed* ")[1].split("\n\n")[0].split())
+    for figure in (
+        f"1 in {1 / findings.OFTEN} of the samples",
+        f"{findings.ENOUGH_REQUESTS} ended requests",
+        f"hits of {findings.WARM * 100} % before",
+        f"usage of {findings.EVICTING_PER_MILLE // 10} %",
+        f"less than {findings.HARDLY * 100} % of what",
+    ):
+        assert figure in fixed
 
 
 # --- traces of the real engine --------------------------------------------------------------------
