@@ -70,6 +70,16 @@ def test_the_first_lever_that_can_be_pulled_is_named(
     assert found.patch == (None if change is None else {"spec": change})
 
 
+def test_a_missed_prefix_is_not_always_the_clients_text() -> None:
+    """The evidence may say that blocks were evicted, or that each engine has a cache of its own."""
+    found = advise(
+        Reason.PREFIX_MISS, plan_pool("pool", spec(GPU), with_remedies=False), fits=anything
+    )
+    assert found is not None
+    for words in ("the evidence says", "the same to the byte", "one engine", "make room"):
+        assert words in found.text
+
+
 @pytest.mark.parametrize("calm", [Reason.HEALTHY, Reason.IDLE, Reason.NO_VERDICT])
 def test_where_nothing_is_wrong_nothing_is_to_be_done(calm: Reason) -> None:
     plan = plan_pool("pool", spec(GPU), with_remedies=False)

@@ -100,6 +100,12 @@ _PREFIX: Final = Lever(
     "Send the shared part first and the same to the byte: no date, id or name before it, the same "
     "tools in the same order, and no cache_salt of each run.",
 )
+_PREFIX_FOUND: Final = Lever(
+    "PrefixSharing",
+    "Mend what the evidence says. Before the prefix: send it first and the same to the byte, with "
+    "the same tools in the same order and no cache_salt of each run. Spread: keep those who share "
+    "it on one engine. Taken for others: make room by lower ceilings or a replica.",
+)
 _PREFIX_CACHING: Final = Lever(
     "PrefixCaching", "Switch prefix caching on: it is off in spec.sequence.", _prefix_caching
 )
@@ -142,7 +148,7 @@ LEVERS: Final[Mapping[Reason, tuple[Lever, ...]]] = {
     Reason.LONG_CONTEXT_AND_ADMISSION: (_COMPACTION, _REPLICAS),
     Reason.CEILING_HIT: (_RAISE_CEILING, _COMPACTION),
     Reason.ROLE_CEILING_EXCEEDED: (_COMPACTION,),
-    Reason.PREFIX_MISS: (_PREFIX_CACHING, _PREFIX),
+    Reason.PREFIX_MISS: (_PREFIX_CACHING, _PREFIX_FOUND),
     Reason.CACHE_CHURN: (_OFFLOAD, _REPLICAS),
     Reason.OFFLOAD_THRASH: (_HOST_MEMORY,),
     Reason.OVERPROVISIONED: (_FEWER_REPLICAS, _SMALLER),
