@@ -671,6 +671,18 @@ def test_the_steps_lead_from_the_shape_to_the_limit() -> None:
     assert values["Slots"] == "3 sequences at once"
 
 
+def test_a_credited_prefix_that_nobody_can_share_is_named() -> None:
+    sharers = topology(role("planner", sharedPrefix="p"), role("worker", 5, sharedPrefix="p"))
+
+    def steps(tokens: int) -> dict[str, str]:
+        prefix = {"name": "p", "tokens": tokens, "credit": "Declared"}
+        plan = demo(topologies=[sharers], sharedPrefixes=[prefix])
+        return {step.title: step.value for step in plan.steps}
+
+    assert steps(31)["Need: prefix p"] == "0 blocks"
+    assert "Need: prefix p" not in steps(32)
+
+
 def test_memory_that_cannot_be_predicted_says_what_the_need_takes() -> None:
     plan = h100(accelerator={"type": "MI300X-192GB"})
     assert plan.budget_computed.reason is Reason.MEMORY_UNKNOWN

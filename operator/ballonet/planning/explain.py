@@ -434,6 +434,11 @@ def need_steps(need: EngineNeed, budget: Interval, *, engines: int, slots: int) 
                 "spec.sharedPrefixes",
             )
         )
+    steps += [
+        Step(f"Need: prefix {name}", "no whole block in common", "0 blocks", "spec.sharedPrefixes")
+        for name, blocks in need.prefix_blocks
+        if not blocks
+    ]
     what = (
         f"{counted(need.slots, 'sequence')} at once"
         if need.slots
