@@ -10,7 +10,7 @@ import pytest
 
 from ballonet.api.conditions import Reason
 from ballonet.cluster.port import Json
-from ballonet.diagnosis.observation import Observation, Offload
+from ballonet.diagnosis.observation import Engine, Observation, Offload
 from e2e.harness.pools import a_gpu_pool, a_pool
 from tests.controller.world import NAMESPACE, World
 
@@ -238,6 +238,60 @@ async def test_an_engine_that_stands_still_is_named(world: World, load: Load) ->
     assert world.condition("KVPressure") == ("Unknown", "EngineStuck")
     assert diagnosis(world)["lever"]["name"] == "RestartPod"
     assert world.condition("Ready") == ("True", "Serving")
+
+
+@pytest.mark.parametrize(
+    ("before", "verdict"), [(BUSY, "SlotBound"), (CALM, "Healthy")], ids=["busy", "calm"]
+)
+async def test_an_engine_that_sleeps_on_requests_says_nothing_until_it_wakes(
+    world: World, load: Load, before: dict[str, Any], verdict: str
+) -> None:
+    await load.goes_on(90, **before, awake=True)
+    assert diagnosis(world)["verdict"] == verdict
+    # What the engine says of requests is as its last step left it.
+    await load.goes_on(15, tokens=0, awake=False)
+    assert diagnosis(world)["verdict"] == verdict
+    await load.goes_on(180, tokens=0, awake=False)
+    for kind in ("KVPressure", "EngineHealthy"):
+        assert world.condition(kind) == ("Unknown", "NoVerdict")
+        assert "sleep" in world.whole_condition(kind)["message"]
+    world.cluster.writes.clear()
+    await load.goes_on(600, tokens=0, awake=False)
+    world.restart_operator()
+    await load.goes_on(600, tokens=0, awake=False)
+    assert world.cluster.writes == []
+
+    # And what it said then does not count as a minute of waiting now.
+    await load.goes_on(60, **before, awake=True)
+    assert diagnosis(world)["verdict"] == "NoVerdict"
+    await load.goes_on(30, **before, awake=True)
+    assert diagnosis(world)["verdict"] == verdict
+
+
+async def test_an_engine_that_sleeps_without_requests_is_idle(world: World, load: Load) -> None:
+    calm = {**CALM, "running": 0, "usage_per_mille": 0}
+    await load.goes_on(300, tokens=0, **calm, awake=False)
+    assert diagnosis(world)["verdict"] == "Healthy"
+    await load.goes_on(600, tokens=0, **calm, awake=False)
+    assert diagnosis(world)["verdict"] == "Idle"
+
+
+async def test_an_engine_that_sleeps_on_requests_hides_no_pressure_of_another(
+    world: World, load: Load
+) -> None:
+    def engines(i: int, first: dict[str, Any]) -> dict[str, Any]:
+        """A pod whose second engine sleeps and keeps three requests."""
+        asleep = Engine(running=3, waiting=0, usage_per_mille=500, awake=False, generation_tokens=9)
+        awake = Engine(**first, awake=True, generation_tokens=i)
+        return {"engines": 2, "by_engine": {"0": awake, "1": asleep}, "awake": False}
+
+    for i in range(8):
+        await load.goes_on(PERIOD_SECONDS, **BUSY, **engines(i, BUSY))
+    assert diagnosis(world)["verdict"] == "SlotBound"
+    assert diagnosis(world)["evidence"][0]["message"].startswith("1 of 2 engines; engine 0: ")
+    for i in range(8, 24):
+        await load.goes_on(PERIOD_SECONDS, **CALM, **engines(i, CALM))
+    assert world.condition("KVPressure") == ("Unknown", "NoVerdict")
 
 
 async def test_without_metrics_there_is_no_verdict(world: World, load: Load) -> None:

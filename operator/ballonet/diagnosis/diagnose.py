@@ -57,6 +57,9 @@ class Diagnosis:
 
 
 TOO_FEW: Final = "the engines have not been watched for spec.diagnosis.pressureSeconds yet"
+ASLEEP: Final = (
+    "an engine was put to sleep, so that what it says of its requests is old: wake it to go on"
+)
 
 
 def no_verdict(why: str) -> Diagnosis:
@@ -96,7 +99,9 @@ def diagnose(
         return replace(no_verdict(TOO_FEW), courses=courses)
     now = max(seen[-1].at for seen in pods.values() if seen)
     all_seen = len(histories) == len(pods)
-    whole, each = _Places("pods", histories, all_seen), _engines(histories, all_seen=all_seen)
+    whole = _Places("pods", histories, all_seen, _asleep(histories, facts))
+    many, engines = _engines(histories)
+    each = _Places(many, engines, all_seen, _asleep(engines, facts))
     following = {
         rule.name: _followed(
             rule,
@@ -111,8 +116,9 @@ def diagnose(
     if found:
         return Diagnosis(found[0].name, found, following)
     watched = all_seen and all(_watched(history, facts) for history in histories.values())
-    if not watched and earlier is not Reason.HEALTHY:
-        return replace(no_verdict(TOO_FEW), courses=following)
+    if each.asleep or (not watched and earlier is not Reason.HEALTHY):
+        asleep = any(engine.sleeps(0) for engine in engines.values())
+        return replace(no_verdict(ASLEEP if asleep else TOO_FEW), courses=following)
     healthy = Evidence(Reason.HEALTHY, Reason.HEALTHY.doc.removesuffix("."))
     return Diagnosis(Reason.HEALTHY, (healthy,), following)
 
@@ -121,16 +127,24 @@ def diagnose(
 class _Places:
     """Where a finding is looked for: the histories by the words for them; ``many`` is the noun.
 
-    Of a pod that was never seen, as that nobody has scraped yet, nothing can be said.
+    Of a pod that was never seen, as that nobody has scraped yet, nothing can be said. Those that
+    are asleep show nothing.
     """
 
     many: str
     histories: Mapping[str, History]
     all_seen: bool
+    asleep: frozenset[str]
 
 
-def _engines(pods: Mapping[str, History], *, all_seen: bool) -> _Places:
-    """Return each engine; pods of one engine each are called pods."""
+def _asleep(histories: Mapping[str, History], facts: Facts) -> frozenset[str]:
+    """Return the places whose numbers have been old for long because they sleep."""
+    seconds = facts.thresholds.stuck_seconds
+    return frozenset(place for place, history in histories.items() if history.sleeps(seconds))
+
+
+def _engines(pods: Mapping[str, History]) -> tuple[str, Mapping[str, History]]:
+    """Return the noun for engines, and each of them; pods of one engine each are called pods."""
     many, found = "pods", dict[str, History]()
     for pod, history in pods.items():
         several = history.engines
@@ -139,7 +153,7 @@ def _engines(pods: Mapping[str, History], *, all_seen: bool) -> _Places:
             continue
         many, of = "engines", f"{pod}, " if len(pods) > 1 else ""
         found |= {f"{of}engine {number}": engine for number, engine in several.items()}
-    return _Places(many, found, all_seen)
+    return many, found
 
 
 def _followed(rule: Rule, places: _Places, facts: Facts, course: Course, now: datetime) -> Course:
@@ -174,7 +188,7 @@ def _look(rule: Rule, places: _Places, facts: Facts, *, found: bool) -> str | No
     unsaid = None if places.all_seen else CannotSay()
     for place, history in places.histories.items():
         try:
-            evidence = rule.look(history, facts, found)
+            evidence = None if place in places.asleep else rule.look(history, facts, found)
         except CannotSay as reason:
             unsaid = reason
             continue

@@ -120,7 +120,8 @@ class History:
     """What is known of one pod since it last started, or was last lost sight of.
 
     Where an engine has work and its counters stand still, its gauges are old numbers: everything
-    but ``stretch_without_progress`` sees the samples only up to the last progress.
+    but ``stretch_without_progress`` sees the samples only up to the last progress. What is known
+    begins anew when an engine that slept on requests wakes.
 
     Raises:
         CannotSay: there is no observation.
@@ -150,6 +151,11 @@ class History:
     def stretch_without_progress(self) -> Sequence[Observation]:
         """The newest samples in which the engine had work and no counter moved."""
         return self._stretch
+
+    def sleeps(self, seconds: int) -> bool:
+        """Return whether for so long it was asleep, and its gauges, which are old, have work."""
+        asleep = list(takewhile(_sleeps_on_requests, reversed(self._stretch)))
+        return bool(asleep) and asleep[0].at - asleep[-1].at >= timedelta(seconds=seconds)
 
     def over(self, seconds: int) -> Window:
         """Return the samples that cover the last so many seconds.
@@ -187,6 +193,15 @@ def has_work(sample: Observation) -> bool:
     return bool((sample.running or 0) + (sample.waiting_for_room or 0))
 
 
+def _sleeps_on_requests(sample: Observation) -> bool:
+    """Return whether all its engines sleep and their gauges say that there are requests.
+
+    vLLM does not step an engine that sleeps, so that these are the gauges of its last step.
+    """
+    engines = sample.by_engine.values() or (sample,)
+    return has_work(sample) and all(engine.awake is False for engine in engines)
+
+
 _NO_COUNTERS: Final = (None, None, None)
 
 
@@ -195,12 +210,13 @@ def _progress(sample: Observation) -> tuple[int | None, ...]:
 
 
 def _since_start(observations: Sequence[Observation]) -> list[Observation]:
-    """Return the newest samples with neither a start of the process nor a hole among them."""
+    """Return the newest samples with neither a start nor a waking nor a hole among them."""
     apart = [later.at - earlier.at for earlier, later in pairwise(observations)]
     hole = max(HOLE, 2 * median_low(apart)) if apart else HOLE
     run = [observations[-1]]
     for earlier in reversed(observations[:-1]):
-        if run[-1].at - earlier.at > hole or _fell(earlier, run[-1]):
+        woke = _sleeps_on_requests(earlier) and not _sleeps_on_requests(run[-1])
+        if woke or run[-1].at - earlier.at > hole or _fell(earlier, run[-1]):
             break
         run.append(earlier)
     return run[::-1]
