@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import json
 import re
@@ -12,6 +13,7 @@ import ssl
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -593,6 +595,24 @@ async def test_nobody_waits_for_a_prometheus_that_has_failed_until_it_answers_ag
     await asking.next_round()
     (seen,) = await asking.read()
     assert isinstance(seen, EngineSample)
+
+
+async def test_nothing_is_kept_of_failures_but_the_last(
+    prometheus: FakePrometheus, asking: Asking
+) -> None:
+    class Targets(list[PodTarget]):
+        """A list whose end can be seen."""
+
+    prometheus.answer = text("", 503)
+    asked = []
+    for _ in range(4):
+        asking.seconds += PERIOD_SECONDS
+        targets = Targets([target()])
+        await asking.source.read(targets, "main")
+        asked.append(weakref.ref(targets))
+        del targets
+    gc.collect()
+    assert [ref() for ref in asked] == [None] * 4
 
 
 @pytest.fixture

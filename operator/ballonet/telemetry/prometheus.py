@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,15 +27,34 @@ AGAIN_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True)
+class _Failure:
+    """Why nothing could be read: a reason of MetricsAvailable=False, and what was seen.
+
+    A value and no error: one that is kept and raised to each who asks keeps all that they hold, the
+    failure before it among that.
+    """
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
 class _Round:
     """The youngest round of a connection: under way, or done and what it found.
 
-    ``failed`` is the one before, if it found nothing.
+    ``before`` is how the one before failed, if it did.
     """
 
     began_at: float
-    future: Future[Readings]
-    failed: Future[Readings] | None = None
+    future: Future[Readings | _Failure]
+    before: _Failure | None = None
+
+    def failure(self) -> _Failure | None:
+        """Return how a round that is done failed; None where it found something."""
+        if self.future.exception() is not None:
+            return None
+        found = self.future.result()
+        return found if isinstance(found, _Failure) else None
 
 
 class PrometheusSource:
@@ -70,40 +88,47 @@ class PrometheusSource:
         """Return one outcome for each target, in their order."""
         try:
             known = self._connections.named(connection)
-            readings = await self._youngest(known)
         except InvalidConnectionsError as error:
             return [ScrapeFailure(t, Reason.UNKNOWN_CONNECTION, str(error)) for t in targets]
-        except SourceError as error:
-            message = f"Prometheus connection {connection}: {error}"
-            return [ScrapeFailure(t, Reason.SOURCE_UNREACHABLE, message) for t in targets]
-        return [_outcome(target, known, readings) for target in targets]
+        found = await self._youngest(known)
+        if isinstance(found, _Failure):
+            return [ScrapeFailure(target, found.reason, found.message) for target in targets]
+        return [_outcome(target, known, found) for target in targets]
 
-    async def _youngest(self, connection: PrometheusConnection) -> Readings:
+    async def _youngest(self, connection: PrometheusConnection) -> Readings | _Failure:
         """Return what the youngest round found; begin one when it is older than the period."""
         last = self._rounds.get(connection.name)
         now = self._monotonic()
         if last is None or (last.future.done() and now - last.began_at >= PERIOD_SECONDS):
-            failed = last.future if last is not None and last.future.exception() else None
-            last = _Round(now, self._threads.submit(_round, connection, self._limits), failed)
+            before = None if last is None else last.failure()
+            last = _Round(now, self._threads.submit(_round, connection, self._limits), before)
             self._rounds[connection.name] = last
-        if last.future.done():
-            return last.future.result()
         # It ends by itself, but for what no time-out reaches: looking up a name.
         longest = self._limits.round_seconds + self._limits.query_seconds
-        patience = longest if last.failed is None else AGAIN_SECONDS
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(last.began_at + patience - now):
-                return await asyncio.shield(asyncio.wrap_future(last.future))
-        if last.failed is not None:
-            return last.failed.result()
-        raise SourceError(f"no answer within {longest:g} s")
+        patience = longest if last.before is None else AGAIN_SECONDS
+        if not last.future.done():
+            # Who stops waiting ends nothing: others wait for the same round.
+            waited = asyncio.wrap_future(last.future)
+            await asyncio.wait({waited}, timeout=last.began_at + patience - now)
+        if last.future.done():
+            return last.future.result()
+        return last.before or _failed(connection, f"no answer within {longest:g} s")
 
 
-def _round(connection: PrometheusConnection, limits: Limits) -> Readings:
+def _round(connection: PrometheusConnection, limits: Limits) -> Readings | _Failure:
     # Imported here: the client takes a second and 20 MiB, and who reads pods needs none of it.
     from ballonet.telemetry.queries import ask  # noqa: PLC0415
 
-    return ask(connection, limits)
+    try:
+        return ask(connection, limits)
+    except InvalidConnectionsError as error:
+        return _Failure(Reason.UNKNOWN_CONNECTION, str(error))
+    except SourceError as error:
+        return _failed(connection, str(error))
+
+
+def _failed(connection: PrometheusConnection, cause: str) -> _Failure:
+    return _Failure(Reason.SOURCE_UNREACHABLE, f"Prometheus connection {connection.name}: {cause}")
 
 
 def _outcome(
