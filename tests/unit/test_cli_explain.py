@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from ballonet.catalog import Catalog
-from ballonet.cli import pool_story
 from ballonet.cli.canvas import Canvas
 from ballonet.cli.explain_pool import shown
 from ballonet.cli.formats import OutputFormat
@@ -265,17 +264,17 @@ def busy_quarter() -> list[Observation]:
     return found
 
 
-@pytest.fixture
-def prometheus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    kept = {"pool-7f-x": busy_quarter()}
-    monkeypatch.setattr(pool_story, "_scraped", lambda *_: kept)
-    return lambda _: CONNECTION
+async def told_with(cluster: People, history: dict[str, list[Observation]]) -> Story:
+    """The story with what a Prometheus has kept of each pod."""
+    return await told(cluster, kept=lambda _pool: history)
 
 
-async def test_verdicts_are_worked_out_anew_from_what_prometheus_kept(
-    cluster: People, prometheus: Any
-) -> None:
-    story = await told(cluster, prometheus=prometheus)
+async def told_of_an_hour(cluster: People) -> Story:
+    return await told_with(cluster, {"pool-7f-x": busy_quarter()})
+
+
+async def test_verdicts_are_worked_out_anew_from_what_prometheus_kept(cluster: People) -> None:
+    story = await told_of_an_hour(cluster)
     assert [str(word) for _, word in story.verdicts] == [
         *("Healthy", "SlotBound", "Preempting", "SlotBound", "Healthy")
     ]
@@ -283,26 +282,21 @@ async def test_verdicts_are_worked_out_anew_from_what_prometheus_kept(
     assert timedelta(minutes=15) < came <= timedelta(minutes=17)
 
 
-async def test_pods_that_are_scraped_at_other_times_are_looked_at_together(
-    cluster: People, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pods_that_are_scraped_at_other_times_are_looked_at_together(cluster: People) -> None:
     def later(seconds: int) -> list[Observation]:
         return [replace(o, at=o.at + timedelta(seconds=seconds)) for o in busy_quarter()]
 
     kept = {f"pool-7f-{n}": later(n) for n in range(12)}
-    monkeypatch.setattr(pool_story, "_scraped", lambda *_: kept)
-    story = await told(cluster, prometheus=lambda _: CONNECTION)
+    story = await told_with(cluster, kept)
     assert [str(word) for _, word in story.verdicts] == [
         *("Healthy", "SlotBound", "Preempting", "SlotBound", "Healthy")
     ]
 
 
-async def test_blocks_verdicts_and_events_share_one_time_axis(
-    cluster: People, prometheus: Any
-) -> None:
+async def test_blocks_verdicts_and_events_share_one_time_axis(cluster: People) -> None:
     lines = {
         line.split()[0]: line
-        for line in drawn(await told(cluster, prometheus=prometheus)).splitlines()
+        for line in drawn(await told_of_an_hour(cluster)).splitlines()
         if line and not line.startswith(" ")
     }
     chart = {name: lines[name][11:75] for name in ("blocks", "waiting", "verdict", "events")}
@@ -319,17 +313,14 @@ async def test_blocks_verdicts_and_events_share_one_time_axis(
     assert "12:00:00" in lines["UTC"]
 
 
-async def test_pods_that_took_the_place_of_others_add_no_blocks(
-    cluster: People, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pods_that_took_the_place_of_others_add_no_blocks(cluster: People) -> None:
     seen = busy_quarter()
     kept = {"pool-7f-x": seen[:100], "pool-8a-y": seen[100:]}
-    monkeypatch.setattr(pool_story, "_scraped", lambda *_: kept)
-    assert "up to 100 of 127" in drawn(await told(cluster, prometheus=lambda _: CONNECTION))
+    assert "up to 100 of 127" in drawn(await told_with(cluster, kept))
 
 
-async def test_programs_get_the_same(cluster: People, prometheus: Any) -> None:
-    story = await told(cluster, prometheus=prometheus)
+async def test_programs_get_the_same(cluster: People) -> None:
+    story = await told_of_an_hour(cluster)
     found = json.loads(shown(story, OutputFormat.JSON, Canvas()))
     assert found["pool"] == "agents/pool"
     assert found["diagnosis"]["verdict"] == "SlotBound"
@@ -345,9 +336,9 @@ async def test_programs_get_the_same(cluster: People, prometheus: Any) -> None:
 
 
 async def test_a_page_has_what_is_drawn_as_it_is_and_what_happened_as_a_table(
-    cluster: People, prometheus: Any
+    cluster: People,
 ) -> None:
-    story = await told(cluster, prometheus=prometheus)
+    story = await told_of_an_hour(cluster)
     page = shown(replace(story, notes=("a note",)), OutputFormat.MARKDOWN, Canvas())
     assert page.startswith(f"## agents/pool: SlotBound since {stamp(5)}\n\n```text\n")
     fenced, rest = page.split("```text\n")[1].split("\n```\n")
@@ -359,15 +350,12 @@ async def test_a_page_has_what_is_drawn_as_it_is_and_what_happened_as_a_table(
     assert page.endswith("\n\n* a note")
 
 
-async def test_pods_that_followed_each_other_have_the_blocks_of_one(
-    cluster: People, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pods_that_followed_each_other_have_the_blocks_of_one(cluster: People) -> None:
     seen = busy_quarter()
     kept = {"pool-7f-x": seen[:120], "pool-8f-x": seen[121:]}
-    monkeypatch.setattr(pool_story, "_scraped", lambda *_: kept)
-    assert "up to 100 of 127" in drawn(await told(cluster, prometheus=lambda _: CONNECTION))
+    assert "up to 100 of 127" in drawn(await told_with(cluster, kept))
     kept = {"pool-7f-x": seen[:121], "pool-7f-y": seen[:121]}
-    assert "up to 200 of 254" in drawn(await told(cluster, prometheus=lambda _: CONNECTION))
+    assert "up to 200 of 254" in drawn(await told_with(cluster, kept))
 
 
 async def test_a_text_of_the_cluster_cannot_command_the_terminal(cluster: People) -> None:

@@ -163,11 +163,11 @@ def ask(
     Raises:
         NoStory: it cannot be told; the message says why.
     """
-    prometheus: Callable[[Json], PrometheusConnection] | None = None
+    kept: Callable[[Json], History] | None = None
     if url is not None:
-        prometheus = _at(url)
+        kept = partial(_scraped, _at(url), span)
     elif connections is not None:
-        prometheus = partial(_named, Connections(connections))
+        kept = partial(_scraped, partial(_named, Connections(connections)), span)
 
     async def read(cluster: PeoplesCluster) -> Story:
         return await tell(
@@ -177,7 +177,7 @@ def ask(
             catalog=catalog,
             span=span,
             now=datetime.now(UTC),
-            prometheus=prometheus,
+            kept=kept,
         )
 
     return asked(kube_context, read)
@@ -213,7 +213,7 @@ async def tell(
     catalog: Catalog,
     span: timedelta,
     now: datetime,
-    prometheus: Callable[[Json], PrometheusConnection] | None = None,
+    kept: Callable[[Json], History] | None = None,
 ) -> Story:
     """Read what happened to a pool.
 
@@ -223,7 +223,7 @@ async def tell(
         catalog: devices and models that the pool may name.
         span: how far back.
         now: the time of day.
-        prometheus: which one has scraped the pods of a pool; None reads them as they are.
+        kept: gives what a Prometheus has kept of a pool's pods; None reads them as they are.
 
     Raises:
         NoStory: there is no such pool.
@@ -241,8 +241,8 @@ async def tell(
         notes.append(f"Events cannot be read: {error.message}")
     history: History = {}
     verdicts: tuple[tuple[datetime, Reason], ...] = ()
-    if prometheus is not None:
-        history = _scraped(prometheus(pool), namespace, name, span)
+    if kept is not None:
+        history = kept(pool)
         facts = await _facts(cluster, pool, catalog)
         if facts is None:
             notes.append("the spec cannot be planned, so verdicts are not worked out anew")
@@ -317,17 +317,18 @@ def _said(pool: Json) -> Iterator[Entry]:
 
 
 def _scraped(
-    connection: PrometheusConnection, namespace: str, name: str, span: timedelta
-) -> dict[str, list[Observation]]:
+    connection_of: Callable[[Json], PrometheusConnection], span: timedelta, pool: Json
+) -> History:
     from ballonet.telemetry.queries import ask_history  # noqa: PLC0415 - slow to import
     from ballonet.telemetry.rounds import Limits, SourceError  # noqa: PLC0415
 
+    connection = connection_of(pool)
     try:
         return ask_history(
             connection,
             Limits(query_seconds=30.0, round_seconds=120.0),
-            namespace=namespace,
-            pool=name,
+            namespace=pool["metadata"]["namespace"],
+            pool=pool["metadata"]["name"],
             seconds=round(span.total_seconds()),
         )
     except SourceError as error:
