@@ -219,9 +219,11 @@ class LocalOperator:
 
     def kill(self) -> None:
         """SIGKILL, as the kernel would: nothing is cleaned up."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(STOP_SECONDS)
+        # Another thread may start the next one as soon as this one has ended.
+        process = self._process
+        if process is not None:
+            process.kill()
+            process.wait(STOP_SECONDS)
 
     def stop(self) -> int | None:
         """SIGTERM; return the exit code.
