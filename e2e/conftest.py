@@ -20,10 +20,11 @@ import pytest
 from e2e.cluster import Cluster, ClusterError
 from e2e.faults.proxy import FaultProxy, Upstream
 from e2e.harness import installation
-from e2e.harness.api import NAMESPACE, Api
+from e2e.harness.api import NAMESPACE, SERVICE_ACCOUNT, Api
 from e2e.harness.audit import AuditLog
 from e2e.harness.devices import catalog_of_this_machine
 from e2e.harness.operators import LocalOperator, PodOperator, release_lease
+from e2e.harness.poll import eventually
 from e2e.harness.pool_client import PoolClient
 from e2e.harness.prometheus import Prometheus
 from e2e.harness.recorder import StatusRecorder
@@ -192,6 +193,11 @@ def make_namespace(api: Api, word: str) -> Iterator[str]:
     """Make a namespace, yield its name, and delete it."""
     name = f"{RUN}-{next(_numbers)}-{word}"[:63].rstrip("-")
     api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    # Before, the API server refuses pods, and a ReplicaSet goes on telling why its first was.
+    eventually(
+        lambda: api.find(SERVICE_ACCOUNT, name, "default"),
+        f"the namespace {name} has its service account",
+    )
     yield name
     api.delete(NAMESPACE, None, name)
 

@@ -11,6 +11,7 @@ import pytest
 from e2e.conftest import make_namespace
 from e2e.harness.api import QUOTA, Api
 from e2e.harness.operators import PodOperator
+from e2e.harness.poll import eventually
 from e2e.harness.pool_client import PoolClient
 from e2e.harness.pools import PoolBuilder, a_gpu_pool, a_pool, is_now
 
@@ -142,6 +143,11 @@ def test_pods_that_a_quota_forbids_are_named(
             "metadata": {"name": "none", "namespace": namespace},
             "spec": {"hard": {"pods": "0"}},
         }
+    )
+    # Until its controller has counted what there is, a quota forbids nothing.
+    eventually(
+        lambda: api.get(QUOTA, namespace, "none").get("status", {}).get("used"),
+        "the quota is in force",
     )
     pools.create(a_pool())
     found = pools.wait_for("Available", "False", "ReplicaFailure")
