@@ -95,6 +95,8 @@ def test_a_pool_that_is_being_deleted_is_not_written_to(
     pools.delete()
     leaving = pools.get()
     assert leaving["metadata"]["deletionTimestamp"]
+    # Passes that began before the deletion end meanwhile: a child could be made anew by one.
+    never(lambda: pools.get() != leaving, "a leaving pool was written to", seconds=3)
     for child in pools.children().values():
         api.delete(resource_of(child), namespace, child["metadata"]["name"])
     eventually(lambda: not pools.children(), "the children are deleted by hand")
