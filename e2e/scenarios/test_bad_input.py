@@ -262,8 +262,8 @@ def test_a_config_map_that_appears_later_is_found_and_one_that_goes_changes_cond
         "data": {"config.json": MODEL_CONFIG.read_text()},
     }
     api.create(config_map)
-    # Nobody touches the pool: it recovers by itself.
-    pools.wait_ready(timeout_seconds=REFERENCE_SECONDS)
+    # Nobody touches the pool: it recovers by itself. Then a pod has to start.
+    pools.wait_ready(timeout_seconds=REFERENCE_SECONDS + 60)
     before = fingerprints(pools.pods())
 
     api.delete(CONFIG_MAP, namespace, "model")
