@@ -10,6 +10,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from e2e.faults.proxy import (
     watches,
     writes,
 )
+from e2e.harness.poll import eventually, never
 
 POOLS = "/apis/ballonet.io/v1alpha1/namespaces/a/inferencepools"
 
@@ -177,10 +179,16 @@ def test_a_cut_after_the_server_lets_the_write_happen(proxy: FaultProxy, caller:
 
 
 def test_a_hanging_request_ends_when_the_proxy_heals(proxy: FaultProxy, caller: Caller) -> None:
-    proxy.inject(watches, Hang())
-    with pytest.raises(TimeoutError):
-        caller.open("GET", POOLS + "?watch=true", timeout=0.5)
-    proxy.heal()
+    rule = proxy.inject(watches, Hang())
+    with ThreadPoolExecutor(1) as threads:
+        hanging = threads.submit(caller.open, "GET", POOLS + "?watch=true", timeout=30)
+        try:
+            eventually(lambda: rule.hits == 1, "the request hangs")
+            never(hanging.done, "the request was answered", seconds=0.5)
+        finally:
+            proxy.heal()
+        with pytest.raises(OSError):
+            hanging.result()
     assert caller.open("GET", POOLS + "?watch=true")
 
 
