@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from ballonet.cli.explain_pool import shown
 from ballonet.cli.formats import OutputFormat
 from ballonet.cli.main import app
 from ballonet.cli.pool_story import NoStory, Story, duration, tell
+from ballonet.cluster import client
 from ballonet.cluster.port import ApiError, Json, Kind
 from ballonet.diagnosis.observation import Observation
 from ballonet.telemetry.connections import PrometheusConnection
@@ -37,6 +39,9 @@ class People(FakeCluster):
     """The cluster as a person reaches it: pods are asked through the API server."""
 
     page: str | ApiError = PAGE
+
+    async def close(self) -> None:
+        pass
 
     async def pod_page(self, namespace: str, pod: str, port: int, path: str) -> str:
         assert (namespace, pod, port, path) == ("agents", "pool-7f-x", 8000, "/metrics")
@@ -402,6 +407,26 @@ def test_only_pods_of_the_pool_are_asked_for() -> None:
     assert query == (
         'vllm:num_requests_running{namespace="agents",pod=~"pool-[a-z0-9]+-[a-z0-9]+"}[60s]'
     )
+
+
+def test_a_file_of_a_connection_that_cannot_be_read_is_named(
+    cluster: People, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A person has the operator's file of connections, and not the Secrets that its pod mounts.
+    pool = cluster.peek(*_pool_key())
+    assert pool is not None
+    pool["spec"]["metrics"] = {"source": "Prometheus", "prometheus": {"connection": "main"}}
+    cluster.put(pool)
+    token = tmp_path / "token"
+    connections = tmp_path / "connections.yaml"
+    connections.write_text(
+        f"connections: [{{name: main, url: http://127.0.0.1:1, bearerTokenFile: {token}}}]"
+    )
+    monkeypatch.setattr(client, "KubernetesCluster", lambda _connect: cluster)
+    asked = ["explain", "pool", "-n", "agents", "--connections", str(connections)]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 2
+    assert f"Prometheus connection main: {token}: No such file" in result.stderr
 
 
 def test_two_ways_to_a_prometheus_are_refused() -> None:

@@ -331,7 +331,7 @@ def _scraped(
             pool=pool["metadata"]["name"],
             seconds=round(span.total_seconds()),
         )
-    except SourceError as error:
+    except (SourceError, InvalidConnectionsError) as error:
         raise NoStory(f"Prometheus connection {connection.name}: {error}") from error
 
 
