@@ -35,7 +35,7 @@ class Probe:
             "model": name[0] if isinstance(name, (list, tuple)) else name,
             "engine": parallel.data_parallel_rank if engine is None else engine,
         }
-        self._read()  # An engine that cannot be read is found out here, not at the first scrape.
+        self.page()  # An engine that cannot be read is found out here, not at the first scrape.
 
     def note(self, happened: Callable[[Lifecycle], None]) -> None:
         """Count something; the engine goes on whatever that raises."""
@@ -98,8 +98,7 @@ def probed(base: type, settings: Settings, serve: Callable[[Probe], None]) -> ty
                 return super().schedule(*args, **options)
             with probe.lock:
                 output = super().schedule(*args, **options)
-                running = len(self.running)
-                probe.note(lambda lifecycle: lifecycle.scheduled(output, running))
+                probe.note(lambda lifecycle: lifecycle.scheduled(output, len(self.running)))
             return output
 
         def update_from_output(self, *args: Any, **options: Any) -> Any:
