@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from ballonet.api.crdgen import Schema, pool_schema
 from ballonet.api.model import BrokenRules
-from ballonet.api.quoting import quoted
+from ballonet.api.quoting import quoted, shown
 from ballonet.api.v1alpha1 import FORMS, NAME_RULE, InferencePoolSpec
 
 MAX_PROBLEMS: Final = 8
@@ -140,13 +140,9 @@ _SECRET: Final = (("engine", "env"), ("engine", "args"), ("engine", "podTemplate
 
 
 def _shown(steps: tuple[int | str, ...], value: object) -> str:
-    """Return a value for a message; lists and objects, and what may be secret, only by kind."""
-    if isinstance(value, Mapping):
-        return "an object"
-    if isinstance(value, list):
-        return f"a list of {len(value)}"
-    hidden = any(steps[: len(secret)] == secret[: len(steps)] for secret in _SECRET)
-    return "the value" if hidden else quoted(value)
+    """Return a value for a message; of what may be secret no more than its kind."""
+    secret = any(steps[: len(place)] == place[: len(steps)] for place in _SECRET)
+    return "the value" if secret and not isinstance(value, Mapping | list) else shown(value)
 
 
 def _metadata_problems(metadata: object) -> Iterator[str]:
@@ -156,11 +152,11 @@ def _metadata_problems(metadata: object) -> Iterator[str]:
     if isinstance(name, str):
         yield from (text for _, text in NAME_RULE.problems(name))
     else:
-        yield f"metadata.name: {_shown(('metadata',), name)} must be text"
+        yield f"metadata.name: {shown(name)} must be text"
     if namespace is None:
         return
     if not isinstance(namespace, str):
-        yield f"metadata.namespace: {_shown(('metadata',), namespace)} must be text"
+        yield f"metadata.namespace: {shown(namespace)} must be text"
     elif not _NAMESPACE.fullmatch(namespace):
         yield (
             f"metadata.namespace: {quoted(namespace)} is not the name of a namespace: use a-z, 0-9 "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Final
 
 _MOST_CHARACTERS: Final = 40
@@ -17,6 +18,15 @@ def quoted(value: object) -> str:
     if isinstance(value, int):
         return _cut(f"{value:,}")
     return _cut(repr(value))
+
+
+def shown(value: object) -> str:
+    """Return a value for a message; a list or an object, which may hold anything, only by kind."""
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    return quoted(value)
 
 
 def _cut(text: str) -> str:

@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ballonet.api.quoting import quoted
+from ballonet.api.quoting import shown
 from ballonet.api.v1alpha1 import FORMS
 from ballonet.catalog.lookup import suggest
 
@@ -196,7 +196,7 @@ def _wrong(error: ErrorDetails, known: tuple[str, ...]) -> str:
         return error["msg"]
     form = FORMS.get(error.get("ctx", {}).get("pattern", ""))
     wanted = f"use {form}" if form else _WANTED.get(kind) or error["msg"].removeprefix("Input ")
-    return f"{_shown(error['input'])}: {wanted}"
+    return f"{shown(error['input'])}: {wanted}"
 
 
 _SELF_EXPLAINING: Final = frozenset({"unsourced", "unused_source", "memory", "device", "weights"})
@@ -209,11 +209,3 @@ _WANTED: Final = {
     "string_type": "must be text: write it in quotes",
     "bool_type": "must be true or false",
 }
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list | tuple):
-        return f"a list of {len(value)}"
-    return quoted(value)
