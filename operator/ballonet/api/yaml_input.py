@@ -20,6 +20,8 @@ from yaml.resolver import Resolver
 
 from ballonet.api.quoting import quoted
 
+# What files of a folder end in that are read, as kubectl takes them.
+SUFFIXES: Final = (".json", ".yaml", ".yml")
 MAX_INPUT_BYTES: Final = 4 * 1024 * 1024
 MAX_DEPTH: Final = 100
 MAX_VALUES: Final = 500_000

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
 
-from ballonet.api.yaml_input import MAX_INPUT_BYTES, InvalidInput, decode
+from ballonet.api.yaml_input import MAX_INPUT_BYTES, SUFFIXES, InvalidInput, decode
 from ballonet.app.settings import SettingsError, variable
 from ballonet.catalog import Catalog, InvalidCatalog
-
-_SUFFIXES: Final = (".json", ".yaml", ".yml")
 
 
 def read_catalog(names: Iterable[str]) -> Catalog:
@@ -41,7 +38,7 @@ def read_catalog(names: Iterable[str]) -> Catalog:
 def _files(names: Iterable[str]) -> Iterator[Path]:
     for path in map(Path, names):
         if path.is_dir():
-            yield from sorted(one for one in path.iterdir() if one.suffix in _SUFFIXES)
+            yield from sorted(one for one in path.iterdir() if one.suffix in SUFFIXES)
         else:
             yield path
 

@@ -11,8 +11,6 @@ import typer
 
 from ballonet.cli.canvas import PLAIN, Canvas, printable
 
-# As kubectl takes them from a folder.
-SUFFIXES: Final = (".json", ".yaml", ".yml")
 # As a shell shows a program that SIGPIPE ended.
 _BROKEN_PIPE: Final = 141
 # Below it a bar in colour says less than its legend.
@@ -36,6 +34,8 @@ def files_of(name: str) -> list[str]:
     """Return the files that a name stands for: itself, or those in the folder of that name."""
     if name == "-" or not Path(name).is_dir():
         return [name]
+    from ballonet.api.yaml_input import SUFFIXES  # noqa: PLC0415 - PyYAML is slow to import
+
     try:
         found = sorted(str(path) for path in Path(name).iterdir() if path.suffix in SUFFIXES)
     except OSError as error:
