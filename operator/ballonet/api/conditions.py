@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Self
 
 
 class Status(StrEnum):
@@ -20,17 +20,21 @@ class Status(StrEnum):
     UNKNOWN = "Unknown"
 
 
-class ConditionType(StrEnum):
-    """Types of conditions; the text says what True means."""
+class _Word(StrEnum):
+    """Words of which each has a text about it."""
 
     doc: str
 
-    def __new__(cls, value: str, doc: str) -> ConditionType:
-        """Make a member from its name and what it means."""
+    def __new__(cls, value: str, doc: str) -> Self:
+        """Make a member from the word and its text."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.doc = doc
         return member
+
+
+class ConditionType(_Word):
+    """Types of conditions; the text says what True means."""
 
     READY = "Ready", "The current generation is applied and serves."
     RECONCILING = "Reconciling", "The operator or the cluster is still at work; present only then."
@@ -50,17 +54,8 @@ class ConditionType(StrEnum):
     )
 
 
-class Reason(StrEnum):
+class Reason(_Word):
     """Reasons of conditions and Events; the text says what it means and what to do."""
-
-    doc: str
-
-    def __new__(cls, value: str, doc: str) -> Reason:
-        """Make a member from its name and what it means."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.doc = doc
-        return member
 
     # SpecResolved
     RESOLVED = "Resolved", "Model, device and engine version are known."
