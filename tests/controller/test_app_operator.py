@@ -105,9 +105,15 @@ async def test_a_pool_becomes_children_and_metrics_and_goes_with_its_series(
     await eventually(harness.deployment)
     await eventually(lambda: (harness.cluster.peek(Kind.POOL, "ns", "p") or {}).get("status"))
     assert await harness.status_of("/livez") == (200, "ok\n")
+    # Lists of other kinds, and the end of the pass, may come after the status.
+    await eventually(harness.ready)
     assert await harness.status_of("/readyz") == (200, "ok\n")
     series = 'ballonet_pool_condition{namespace="ns",pool="p",status="True",type="SpecResolved"} 1'
-    assert series in (await harness.status_of("/metrics"))[1]
+
+    async def series_there() -> bool:
+        return series in (await harness.status_of("/metrics"))[1]
+
+    await eventually(series_there)
     harness.cluster.remove(Kind.POOL, "ns", "p")
     harness.cluster.collect_garbage()
 
