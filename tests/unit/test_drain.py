@@ -9,7 +9,10 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
-from ballonet.reconcile import children
+from ballonet.engines.base import PORT
+from ballonet.planning.planner import plan_pool
+from ballonet.reconcile.children import render_template
+from tests.pools import spec
 
 
 class Engine:
@@ -31,6 +34,18 @@ BUSY = (
 QUIET = BUSY.replace("2.0", "0.0")
 
 
+def script(seconds: int, port: int) -> str:
+    """The script that pods run, asking another port, with its first pause and period made short."""
+    drained = spec(rollout={"drainSeconds": seconds})
+    template = render_template("pool", drained, plan_pool("pool", drained, with_remedies=False))
+    (container,) = template["spec"]["containers"]
+    python, option, text = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert (python, option) == ("python3", "-c")
+    asking, slow = f"127.0.0.1:{PORT}/", r"time\.sleep\(.*\)"
+    assert asking in text
+    return re.sub(slow, "time.sleep(0.01)", text.replace(asking, f"127.0.0.1:{port}/"))
+
+
 async def drain(engine: Engine | None, seconds: int) -> int:
     """Run the drain hook as the kubelet would, against an engine on loopback."""
     app = web.Application()
@@ -43,10 +58,7 @@ async def drain(engine: Engine | None, seconds: int) -> int:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port = runner.addresses[0][1]
-    # The script that pods run, with its first pause and period made short.
-    script = children._DRAIN.format(seconds=seconds, port=port)
-    script = re.sub(r"time\.sleep\(.*\)", "time.sleep(0.01)", script)
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script(seconds, port))
     code = await asyncio.wait_for(process.wait(), 30)
     await runner.cleanup()
     return code
