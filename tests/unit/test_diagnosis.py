@@ -458,6 +458,42 @@ def test_an_engine_that_could_not_work_is_stuck_only_after_it_can(
     assert after(23) == "EngineStuck"
 
 
+def fallen(i: int) -> int:
+    return 100 if i < 20 else 3
+
+
+FALLEN = {
+    "rejections": ({"rejections": fallen}, {}),
+    "http_4xx": ({"http_4xx": fallen, "used_blocks": 64}, {}),
+    "http_5xx": ({"rejections": None, "http_5xx": fallen}, {"bounded_queue": True}),
+    "prefix_hit_tokens": ({"prefix_hit_tokens": fallen}, {"prefixes": (SYSTEM,)}),
+    "ended by length": (
+        {
+            "finished": lambda i: {"stop": 200 * i, "length": fallen(i)},
+            "finished_prompt_tokens": rising(2000),
+        },
+        {},
+    ),
+    "host memory": ({"offload": lambda i: Offload(allocation_failures=fallen(i))}, {}),
+    # What it had counted by then is no increase either.
+    "an engine that is missing once": (
+        {
+            "engines": lambda i: 2 - (i == 20),
+            "finished": lambda i: {"stop": 9, "length": 1000 // (1 + (i == 20))},
+            "finished_prompt_tokens": lambda i: 10**6 // (1 + (i == 20)),
+            "finished_requests": lambda i: 1000 // (1 + (i == 20)),
+        },
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FALLEN)
+def test_a_counter_that_falls_is_no_increase(case: str) -> None:
+    changes, facts = FALLEN[case]
+    assert played(series(25, **changes), replace(FACTS, **facts)).words == ["NoVerdict", "Healthy"]
+
+
 def test_an_absent_series_is_not_zero() -> None:
     bare = dict.fromkeys(WELL)
     assert verdict(series(25, **{**bare, "running": 3})) == "Healthy"

@@ -12,7 +12,7 @@ from operator import attrgetter
 from statistics import median_low
 from typing import Final, TypeVar
 
-from ballonet.diagnosis.observation import Observation
+from ballonet.diagnosis.observation import Observation, Offload
 from ballonet.kv.units import ceil_div
 
 # Samples further apart than this, and than twice their usual distance, have a hole between them.
@@ -27,8 +27,17 @@ _COUNTERS: Final[Callable[[Observation], tuple[int | None, ...]]] = attrgetter(
     "generation_tokens",
     "iterations",
     "preemptions",
+    "rejections",
+    "http_4xx",
+    "http_5xx",
+    "finished_prompt_tokens",
+    "finished_generation_tokens",
     "finished_requests",
     "prefix_queried_tokens",
+    "prefix_hit_tokens",
+)
+_OF_OFFLOAD: Final[Callable[[Offload], tuple[int | None, ...]]] = attrgetter(
+    "stored_bytes", "loaded_bytes", "allocation_failures"
 )
 
 
@@ -223,12 +232,21 @@ def _since_start(observations: Sequence[Observation]) -> list[Observation]:
 
 
 def _fell(earlier: Observation, later: Observation) -> bool:
-    """Return whether the process started anew between two observations."""
+    """Return whether a process started anew between two observations, or came or went."""
     if None not in (earlier.started_at, later.started_at) and (
         earlier.started_at != later.started_at
     ):
         return True
-    for before, after in zip(_COUNTERS(earlier), _COUNTERS(later), strict=True):
-        if before is not None and after is not None and after < before:
-            return True
-    return False
+    # One that was not there adds all that it has ever counted.
+    if earlier.engines != later.engines:
+        return True
+    return any(
+        before is not None and after is not None and after < before
+        for before, after in zip(_counters(earlier), _counters(later), strict=True)
+    )
+
+
+def _counters(sample: Observation) -> tuple[int | None, ...]:
+    own = _COUNTERS(sample)
+    offload = _OF_OFFLOAD(sample.offload) if sample.offload is not None else (None, None, None)
+    return *own, *offload, sample.finished.get("length")
