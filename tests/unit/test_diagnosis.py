@@ -458,6 +458,41 @@ def test_an_engine_that_could_not_work_is_stuck_only_after_it_can(
     assert after(23) == "EngineStuck"
 
 
+def taking_turns(*values: Any) -> Callable[[int], Any]:
+    return lambda i: values[i % len(values)]
+
+
+MIXED = {
+    # Now and then all slots are taken, or blocks are short, as when a step ends.
+    "neither is short": (
+        Reason.COMPUTE_BOUND,
+        {
+            "running": taking_turns(3, 2, 2, 2, 2),
+            "usage_per_mille": taking_turns(500, 990, *[500] * 3),
+        },
+        "up to 2 of 3 slots taken; down to 63 of 127 blocks free",
+    ),
+    "blocks are short": (
+        Reason.BLOCK_BOUND,
+        {"running": taking_turns(2, 3, 2), "usage_per_mille": taking_turns(990, 500, 990)},
+        "up to 2 of 3 slots taken; down to 1 of 127 blocks free",
+    ),
+    "usage is low": (
+        Reason.LIMIT_TOO_TIGHT,
+        {"running": 3, "usage_per_mille": lambda i: 990 if i == 10 else 599},
+        "usage stays under 60 %; 95 % of the time up to 59.9 %",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_the_evidence_is_of_the_samples_that_show_the_finding(case: str) -> None:
+    expected, changes, words = MIXED[case]
+    found = played(series(25, **WAITS, **changes)).last
+    assert found is not None and found.verdict is expected
+    assert found.evidence[0].text.partition(", a sequence")[0].endswith(words)
+
+
 def fallen(i: int) -> int:
     return 100 if i < 20 else 3
 

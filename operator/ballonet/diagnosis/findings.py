@@ -130,7 +130,7 @@ def block_bound(history: History, facts: Facts, found: bool) -> str | None:
     window = _waiting(history, facts.thresholds.pressure_seconds, found)
     if window is None or _short_of(window, facts) != "blocks":
         return None
-    return _waiting_text(window, facts) + _blocks_text(window, facts)
+    return _waiting_text(window, facts, "blocks") + _blocks_text(window, facts, "blocks")
 
 
 def limit_too_tight(history: History, facts: Facts, found: bool) -> str | None:
@@ -141,9 +141,11 @@ def limit_too_tight(history: History, facts: Facts, found: bool) -> str | None:
     if window is None or _short_of(window, facts) != "slots":
         return None
     tight = facts.thresholds.tight_usage_percent
-    if window.high(lambda o: o.usage_per_mille) >= tight * 10:
+    usage = window.high(lambda o: o.usage_per_mille)
+    if usage >= tight * 10:
         return None
-    return f"{_waiting_text(window, facts)}, and usage stays under {tight} %{_usage_text(window)}"
+    waiting = _waiting_text(window, facts, "slots")
+    return f"{waiting}, and usage stays under {tight} %; 95 % of the time up to {usage / 10:g} %"
 
 
 def slot_bound(history: History, facts: Facts, found: bool) -> str | None:
@@ -151,7 +153,7 @@ def slot_bound(history: History, facts: Facts, found: bool) -> str | None:
     window = _waiting(history, facts.thresholds.pressure_seconds, found)
     if window is None or _short_of(window, facts) != "slots":
         return None
-    return _waiting_text(window, facts) + _usage_text(window)
+    return _waiting_text(window, facts, "slots") + _usage_text(window)
 
 
 def compute_bound(history: History, facts: Facts, found: bool) -> str | None:
@@ -161,7 +163,7 @@ def compute_bound(history: History, facts: Facts, found: bool) -> str | None:
     window = _waiting(history, facts.thresholds.pressure_seconds, found)
     if window is None or _short_of(window, facts) is not None:
         return None
-    return _waiting_text(window, facts) + _blocks_text(window, facts)
+    return _waiting_text(window, facts, None) + _blocks_text(window, facts, None)
 
 
 def _waiting(history: History, seconds: int, found: bool) -> Window | None:
@@ -532,17 +534,25 @@ def _usage_text(window: Window) -> str:
     return f"; usage up to {max(usages) / 10:g} %" if usages else ""
 
 
-def _waiting_text(window: Window, facts: Facts) -> str:
+def _showing(window: Window, facts: Facts, short_of: str | None) -> list[Observation]:
+    """Return the samples in which requests wait and are short of that: what else there was for a
+    moment would speak against the finding.
+    """
+    return [o for o in window.samples if o.waiting_for_room and _lacks(o, facts) == short_of]
+
+
+def _waiting_text(window: Window, facts: Facts, short_of: str | None) -> str:
     waiting = window.peak(lambda o: o.waiting_for_room)
+    running = max(number(o.running) for o in _showing(window, facts, short_of))
     return (
         f"up to {counted(waiting, 'request')} waiting for {window.seconds} s with up to "
-        f"{window.peak(_running):,} of {_slots(window.last, facts):,} slots taken"
+        f"{running:,} of {_slots(window.last, facts):,} slots taken"
     )
 
 
-def _blocks_text(window: Window, facts: Facts) -> str:
-    waiting = [o for o in window.samples if o.waiting_for_room]
-    free = [blocks for o in waiting if (blocks := _free_blocks(o)) is not None]
+def _blocks_text(window: Window, facts: Facts, short_of: str | None) -> str:
+    showing = _showing(window, facts, short_of)
+    free = [blocks for o in showing if (blocks := _free_blocks(o)) is not None]
     if not free:
         return ""
     needed = facts.blocks_at_ceiling
