@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from ballonet.engines.vllm_metrics import METRICS
 from ballonet.telemetry.pages import series_of
 from ballonet.telemetry.reading import InvalidPageError, Page
+from tests.pages import REAL_PAGE
 
-REAL_PAGE = (Path(__file__).parents[1] / "unit" / "data" / "vllm_0.32.0_metrics.txt").read_text()
 WANTED = METRICS.series()
 LINES = [line for line in REAL_PAGE.splitlines() if line.startswith(WANTED)]
 

@@ -1,26 +1,14 @@
 from __future__ import annotations
 
-import json
 from fractions import Fraction
-from typing import Any
 
 import pytest
 
 from ballonet.catalog import Catalog
 from ballonet.engines import sglang
 from ballonet.kv.config import LayoutNotUnderstood
-from ballonet.kv.geometry import ModelGeometry, parse_config
 from ballonet.kv.units import GIB, Interval
-
-LLAMA: dict[str, Any] = {
-    **{"model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32},
-    **{"num_key_value_heads": 8, "hidden_size": 4096, "intermediate_size": 14336},
-    **{"vocab_size": 128256, "torch_dtype": "bfloat16"},
-}
-
-
-def geometry(**changes: Any) -> ModelGeometry:
-    return parse_config(json.dumps({**LLAMA, **changes}))
+from tests.models import llama
 
 
 def gib(value: str) -> int:
@@ -67,15 +55,15 @@ def test_other_vendors_are_unknown_by_name() -> None:
 
 
 def test_a_token_takes_its_keys_and_values_in_every_layer() -> None:
-    pools = sglang.token_pools(geometry())
+    pools = sglang.token_pools(llama())
     assert pools.full_bytes == 2 * 8 * 128 * 2 * 32
-    assert sglang.token_pools(geometry(), tensor=16).full_bytes == 2 * 1 * 128 * 2 * 32
+    assert sglang.token_pools(llama(), tensor=16).full_bytes == 2 * 1 * 128 * 2 * 32
     assert pools.tokens(pools.full_bytes * 8192) == 2 * pools.held(4096)
     assert pools.tokens(pools.full_bytes * 8192 - 1) == 8191
 
 
 def test_windows_have_a_pool_of_four_fifths_of_the_tokens() -> None:
-    gemma = geometry(
+    gemma = llama(
         model_type="gemma3_text", sliding_window=1024, sliding_window_pattern=2, head_dim=128
     )
     pools = sglang.token_pools(gemma)
@@ -84,7 +72,7 @@ def test_windows_have_a_pool_of_four_fifths_of_the_tokens() -> None:
 
 
 def test_models_with_states_are_not_planned() -> None:
-    qwen = geometry(
+    qwen = llama(
         model_type="qwen3_next",
         full_attention_interval=4,
         linear_num_key_heads=16,

@@ -11,12 +11,9 @@ from ballonet.kv.ranks import tensor_sizes
 from ballonet.kv.settings import EngineRefuses
 from ballonet.kv.units import Interval
 from tests.layouts import layout
+from tests.models import LLAMA
 
-BASE: dict[str, Any] = {
-    **{"model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32},
-    **{"num_key_value_heads": 8, "hidden_size": 4096, "intermediate_size": 14336},
-    **{"vocab_size": 128256, "torch_dtype": "bfloat16", "max_position_embeddings": 131072},
-}
+BASE = {**LLAMA, "max_position_embeddings": 131072}
 
 
 def config(**changes: Any) -> str:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,16 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballonet.catalog.calibration import calibration
-from ballonet.kv.geometry import parse_config
 from ballonet.kv.memory import Work, cpu_pod_bytes, given_memory, model_runners, rank_memory
 from ballonet.kv.units import GIB, Interval
+from tests.models import llama
 
-CONFIG: dict[str, Any] = {
-    **{"model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32},
-    **{"num_key_value_heads": 8, "hidden_size": 4096, "intermediate_size": 14336},
-    **{"vocab_size": 128256, "torch_dtype": "bfloat16"},
-}
-WORK = Work.of(parse_config(json.dumps(CONFIG)))
+WORK = Work.of(llama())
 ARGUMENTS: dict[str, Any] = {
     **{"device_bytes": Interval(79 * GIB, 80 * GIB), "memory_percent": 90},
     **{"weights": Interval.point(16 * GIB), "version": (0, 32, 0), "tensor": 1, "pipeline": 1},

@@ -1,30 +1,20 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from ballonet.catalog import Catalog
-from ballonet.kv.geometry import ModelGeometry, parse_config
+from ballonet.kv.geometry import ModelGeometry
 from ballonet.kv.units import GIB, Interval
 from ballonet.kv.weights import rank_weights
-
-LLAMA: dict[str, Any] = {
-    **{"model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32},
-    **{"num_key_value_heads": 8, "hidden_size": 4096, "intermediate_size": 14336},
-    **{"vocab_size": 128256, "torch_dtype": "bfloat16"},
-}
+from tests.models import llama
 
 
 def named(name: str) -> ModelGeometry:
     entry = Catalog.builtin().model(name)
     assert entry is not None
     return entry.geometry
-
-
-def llama(**changes: Any) -> ModelGeometry:
-    return parse_config(json.dumps({**LLAMA, **changes}))
 
 
 @pytest.mark.parametrize(

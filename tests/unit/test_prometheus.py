@@ -32,11 +32,11 @@ from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
 from ballonet.telemetry.prometheus import PERIOD_SECONDS, PrometheusSource
 from ballonet.telemetry.rounds import Limits
 from ballonet.telemetry.scrape import read_page
+from tests.pages import REAL_PAGE
 
 Json = dict[str, Any]
 # Some scrape, not now: the source must go by what Prometheus says.
 SCRAPED = datetime(2026, 11, 30, 12, tzinfo=UTC)
-REAL_PAGE = (Path(__file__).parent / "data" / "vllm_0.32.0_metrics.txt").read_text()
 INFO = 'vllm:cache_config_info{engine="0",num_gpu_blocks="128",block_size="32"} 1\n'
 
 

@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
@@ -16,10 +15,10 @@ from ballonet.engines import sglang
 from ballonet.planning.measured import EngineReport
 from ballonet.telemetry.reading import InvalidPageError, Reading, read_engine
 from ballonet.telemetry.scrape import read_page
+from tests.pages import REAL_PAGE
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 # A whole page of vLLM 0.32.0 on CPU, taken after a fan-out with two preemptions.
-REAL_PAGE = (Path(__file__).parent / "data" / "vllm_0.32.0_metrics.txt").read_text()
 
 
 def read(page: str) -> Reading:

@@ -7,7 +7,6 @@ import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -15,10 +14,10 @@ from aiohttp import web
 from ballonet.api.conditions import Reason
 from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
 from ballonet.telemetry.scrape import MAX_PAGE_BYTES, DirectScrape
+from tests.pages import REAL_PAGE
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 # A whole page of vLLM 0.32.0 on CPU, taken after a fan-out with two preemptions.
-REAL_PAGE = (Path(__file__).parent / "data" / "vllm_0.32.0_metrics.txt").read_text()
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -1,0 +1,8 @@
+"""Pages of metrics as engines showed them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# Of vLLM 0.32.0 after a fan-out with preemptions.
+REAL_PAGE = (Path(__file__).parent / "unit" / "data" / "vllm_0.32.0_metrics.txt").read_text()
