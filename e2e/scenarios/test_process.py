@@ -13,7 +13,7 @@ from e2e.conftest import LocalFactory, make_namespace
 from e2e.harness import installation
 from e2e.harness.api import CLUSTER_ROLE_BINDING, Api
 from e2e.harness.operators import STOP_SECONDS, PodOperator
-from e2e.harness.poll import never
+from e2e.harness.poll import eventually, never
 from e2e.harness.pool_client import PoolClient
 from e2e.harness.pools import a_pool
 from e2e.prometheus import build
@@ -56,8 +56,7 @@ def test_metrics_of_a_pool_appear_and_go_with_it(
     assert any(line.startswith("ballonet_pool_") for line in mine), page
     pools.delete()
     never(lambda: pools.find() is not None, "the pool stayed", seconds=1)
-    time.sleep(2)
-    assert pools.namespace not in operator.metrics()
+    eventually(lambda: pools.namespace not in operator.metrics(), "its series go with the pool")
 
 
 @pytest.fixture
