@@ -12,7 +12,7 @@ from e2e.conftest import LocalFactory
 from e2e.harness import installation
 from e2e.harness.api import Api, Json
 from e2e.harness.installation import REPOSITORY
-from e2e.harness.poll import never
+from e2e.harness.poll import eventually, never
 from e2e.harness.pool_client import PoolClient, fingerprints
 from e2e.harness.pools import a_pool, condition, is_now
 
@@ -77,7 +77,11 @@ def test_a_newer_operator_and_definition_restart_nothing(
     old.stop()
     try:
         installation.install_crd(api, newer_crd)
-        assert pools.get()["spec"]["sequence"]["maxBatchedTokens"] == 4096
+        # The API server may still answer by the definition before for a moment.
+        eventually(
+            lambda: pools.get()["spec"]["sequence"]["maxBatchedTokens"] == 4096,
+            "the new default is served",
+        )
 
         newer = local_operators("newer", source=newer_source)
         newer.start()
