@@ -13,9 +13,9 @@ from ballonet.diagnosis.observation import Observation, Sequences
 from ballonet.telemetry.port import EngineSample, PodTarget, ProbeSilence, ScrapeFailure
 from ballonet.telemetry.probe import MAX_PAGE_BYTES, ProbeReader, read_probes
 from ballonet.telemetry.reading import InvalidPageError
-from ballonet_probe.lifecycle import Lifecycle
+from ballonet_probe.lifecycle import MAX_ROLES, OTHER, Histogram, Lifecycle
 from ballonet_probe.page import live_page, off_page
-from ballonet_probe.settings import RoleLimits, Settings
+from ballonet_probe.settings import MAX_TOP, RoleLimits, Settings
 from ballonet_probe.snapshot import Sequence, Snapshot
 
 COMMON = {"model": "tiny", "engine": 0}
@@ -132,8 +132,8 @@ class Probes:
             self.clients.append(writes)
             await reads.readuntil(b"\r\n\r\n")
             if page is not None:
-                head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(page)}\r\n\r\n"
-                writes.write((head + page).encode())
+                body = page.encode()
+                writes.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
                 await writes.drain()
 
         self.servers.append(await asyncio.start_server(answer, "127.0.0.1", 0))
@@ -169,6 +169,27 @@ async def test_what_probes_say_is_added_to_the_sample(reader: ProbeReader, probe
     assert found.silence is None
     assert found.observation.sequences is not None
     assert found.observation.sequences.count == 5
+
+
+@pytest.mark.parametrize("character", ["x", "\\", "\N{GRINNING FACE}"])
+async def test_the_longest_page_that_clients_can_make_of_a_probe_is_read(
+    reader: ProbeReader, probes: Probes, character: str
+) -> None:
+    names = [f"{n:03}".ljust(64, character) for n in range(MAX_TOP)]
+    settings = Settings(top=MAX_TOP, plain_ids=True)
+    lifecycle = Lifecycle(settings)
+    for role in [*names[:MAX_ROLES], OTHER]:
+        lifecycle.finished_tokens[role] = Histogram([100])
+        events = ("arrived", "admitted", "preempted", "resumed", "finished", "aborted")
+        lifecycle.events.update({(event, role): 10**6 for event in events})
+    sequences = tuple(Sequence(n.ljust(200, character), n, n, "decode", 1, 1, 100) for n in names)
+    common = {"model": "m" * 256, "engine": 0}
+    snapshot = Snapshot(1000, 700, 44, sequences)
+    page = live_page(common, settings, snapshot, lifecycle, scan_seconds=0.0001)
+    found = await joined(reader, a_sample(await probes.serve(page)))
+    assert found.silence is None
+    assert found.observation.sequences is not None
+    assert found.observation.sequences.count == MAX_TOP
 
 
 async def test_engines_without_probes_are_not_asked(reader: ProbeReader) -> None:

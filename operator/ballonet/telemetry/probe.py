@@ -18,8 +18,9 @@ from ballonet.telemetry.reading import InvalidPageError, Page, counted_value, su
 from ballonet.telemetry.tries import Tries
 
 TIMEOUT_SECONDS: Final = 3.0
-# A page with 256 sequences and 64 roles has a third of this.
-MAX_PAGE_BYTES: Final = 512 * 1024
+# Names of roles and runs are clients' text. A page with 256 sequences and 64 roles, every name as
+# long as is kept and of characters that take four bytes, has half of this.
+MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 _MAX_REASON_CHARACTERS: Final = 200
 
 _UP: Final = "ballonet_probe_up"
