@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from zlib import crc32
 
 from ballonet.api.conditions import ConditionType, Finding, Reason, Status, violations
 from ballonet.catalog import Catalog
@@ -77,7 +78,6 @@ class World:
         self.engines = Engines()
         self.events = Events()
         self.seconds = 0.0
-        self.pods_made = 0
         # When the container of each pod started last, and how often it was started anew.
         self.runs: dict[str, tuple[str, int]] = {}
         self.restart_operator()
@@ -223,7 +223,8 @@ class World:
 
 
 def _hash(template: Json) -> str:
-    return f"h{abs(hash(str(template))) % 10**8}"
+    # Not Python's own: that differs from run to run, and with it the order of pods by name.
+    return f"{crc32(str(template).encode()):08x}"
 
 
 def _pod(pod: str, name: str, template_hash: str, index: int, container: Json) -> Json:
