@@ -90,7 +90,8 @@ def test_a_pool_made_anew_while_the_operator_is_down_is_treated_as_new(
 def test_a_pool_that_is_being_deleted_is_not_written_to(
     pod_operator: PodOperator, pools: PoolClient, api: Api, namespace: str
 ) -> None:
-    pools.create_ready(a_pool())
+    pools.create(a_pool())
+    pools.wait_measured()
     api.patch(POOL, namespace, "pool", {"metadata": {"finalizers": ["e2e.example/hold"]}})
     pools.delete()
     leaving = pools.get()
