@@ -24,16 +24,12 @@ from ballonet.telemetry.pages import MAX_LINES, MAX_PAGE_LINES
 from ballonet.telemetry.reading import InvalidPageError
 from ballonet.telemetry.scrape import read_page
 from e2e.harness.pools import a_pool
-from tests.controller.world import NAMESPACE, World
+from tests.controller.world import NAMESPACE, World, fitting
 
 
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-def fitting() -> Any:
-    return a_pool().ceiling(608).planner_and_workers(5)
 
 
 async def serving(world: World, pool: Any = None) -> None:

@@ -12,7 +12,7 @@ from ballonet.api.conditions import Reason
 from ballonet.cluster.port import Json
 from ballonet.diagnosis.observation import Engine, Observation, Offload
 from e2e.harness.pools import a_gpu_pool, a_pool
-from tests.controller.world import NAMESPACE, World
+from tests.controller.world import NAMESPACE, World, fitting
 
 PERIOD_SECONDS = 15
 
@@ -56,7 +56,7 @@ class Load:
 @pytest.fixture
 async def world() -> World:
     world = World()
-    pool = a_pool().ceiling(608).planner_and_workers(5)
+    pool = fitting()
     world.cluster.put(pool.build(NAMESPACE))
     await world.settle()
     assert world.condition("Ready") == ("True", "Serving")

@@ -11,8 +11,7 @@ from ballonet.api.conditions import Reason
 from ballonet.cluster.port import Kind
 from ballonet.diagnosis.observation import Observation
 from ballonet.reconcile.reconcile import LOOK_PERIOD_SECONDS, LOOKED_AT_SECONDS, PoolKey
-from e2e.harness.pools import a_pool
-from tests.controller.world import NAMESPACE, World
+from tests.controller.world import NAMESPACE, World, fitting
 
 KEY = PoolKey(NAMESPACE, "pool")
 BUSY = Observation(
@@ -33,7 +32,7 @@ BUSY = Observation(
 @pytest.fixture
 async def world() -> World:
     world = World()
-    world.cluster.put(a_pool().ceiling(608).planner_and_workers(5).build(NAMESPACE))
+    world.cluster.put(fitting().build(NAMESPACE))
     await world.settle()
     await world.reconcile()
     return world

@@ -13,8 +13,7 @@ from ballonet.cluster.port import Json
 from ballonet.diagnosis.observation import Observation
 from ballonet.planning.measured import EngineReport
 from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
-from e2e.harness.pools import a_pool
-from tests.controller.world import NAMESPACE, Engines, World
+from tests.controller.world import NAMESPACE, Engines, World, fitting
 
 PROMETHEUS = {"source": "Prometheus", "prometheus": {"connection": "main"}}
 # Fewer than were given: what decides by them says so.
@@ -55,7 +54,7 @@ async def world(source: Source) -> World:
     world = World()
     world.engines = source
     world.restart_operator()
-    world.cluster.put(a_pool().ceiling(608).planner_and_workers(5).build(NAMESPACE))
+    world.cluster.put(fitting().build(NAMESPACE))
     await world.settle()
     return world
 

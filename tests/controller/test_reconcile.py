@@ -12,16 +12,12 @@ from ballonet.cluster.port import ApiError, Json, Kind
 from ballonet.planning.measured import EngineReport
 from ballonet.reconcile import children
 from e2e.harness.pools import a_gpu_pool, a_pool
-from tests.controller.world import NAMESPACE, World
+from tests.controller.world import NAMESPACE, World, fitting
 
 
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-def fitting() -> Any:
-    return a_pool().ceiling(608).planner_and_workers(5)
 
 
 def unfit() -> Any:

@@ -20,7 +20,7 @@ from ballonet.reconcile.live import Said
 from ballonet.reconcile.running import Running
 from ballonet.reconcile.status import build
 from e2e.harness.pools import a_pool
-from tests.controller.world import INSTALLATION, NAMESPACE, World
+from tests.controller.world import INSTALLATION, NAMESPACE, World, fitting
 
 # Three bytes each, as people's texts may have.
 LONG = "…" * 2000
@@ -55,7 +55,7 @@ async def test_a_status_whose_parts_are_all_at_their_bounds_stays_small(messages
 
 async def test_evidence_that_is_cut_short_is_written_once() -> None:
     world = World()
-    pool = a_pool().ceiling(608).planner_and_workers(5).build(NAMESPACE)
+    pool = fitting().build(NAMESPACE)
     pool["spec"]["metrics"] = {"perSequence": "Enabled"}
     roles = {f"role-{n}-{'x' * 50}": 3 for n in range(20)}
     world.engines.sequences = Sequences(count=1, tokens=9, longest_tokens=9)

@@ -16,6 +16,7 @@ from ballonet.planning.measured import EngineReport
 from ballonet.reconcile.children import selector
 from ballonet.reconcile.reconcile import Outcome, PoolKey, Reconciler
 from ballonet.telemetry.port import EngineSample, PodTarget, ProbeSilence, ScrapeFailure
+from e2e.harness.pools import PoolBuilder, a_pool
 from tests.fakes.cluster import FakeCluster
 
 NAMESPACE = "agents"
@@ -26,6 +27,11 @@ START_SECONDS = 42
 REPORT = EngineReport(
     blocks=128, block_tokens=32, max_concurrency=Fraction(128, 19), kv_cache_bytes=8 * 1024**2
 )
+
+
+def fitting() -> PoolBuilder:
+    """Return a pool whose six sequences of 19 blocks just fit the budget of 114."""
+    return a_pool().ceiling(608).planner_and_workers(5)
 
 
 @dataclass
