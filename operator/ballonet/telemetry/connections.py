@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 from pydantic import ValidationError as PydanticError
 from pydantic.alias_generators import to_camel
 
@@ -24,10 +32,9 @@ MAX_SECRET_BYTES: Final = 64 * 1024
 
 _HEADER: Final = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
 _LABEL: Final = r"^[a-zA-Z_][a-zA-Z0-9_]*$"
+_HOST: Final = r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?|\[(?P<v6>[0-9A-Fa-f:.]+)\]"
 # No user, no query and no fragment: credentials have files, and the path is ours to end.
-_URL: Final = (
-    r"^https?://[A-Za-z0-9.\-_]+(:[0-9]{1,5})?/?$|^https?://\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?/?$"
-)
+_URL: Final = rf"^https?://({_HOST})(:(?P<port>[0-9]{{1,5}}))?/?$"
 # What a message may repeat of a field's name: who puts a header as one text makes it a name.
 _SHOWN: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _PREFIX: Final = r"^(/[A-Za-z0-9._~-]+)*/?$"
@@ -36,6 +43,10 @@ File = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)
 Label = Annotated[str, StringConstraints(pattern=_LABEL, max_length=128)]
 Header = Annotated[str, StringConstraints(pattern=_HEADER, max_length=128)]
 Value = Annotated[str, StringConstraints(pattern=r"^[\x20-\x7e]*$", max_length=1024)]
+# HTTP takes a space in front for no part of it.
+HeaderValue = Annotated[
+    str, StringConstraints(pattern=r"^([\x21-\x7e][\x20-\x7e]*)?$", max_length=1024)
+]
 
 
 class InvalidConnectionsError(ValueError):
@@ -73,11 +84,25 @@ class PrometheusConnection(_Part):
     ca_file: File | None = None
     bearer_token_file: File | None = None
     basic_auth: BasicAuth | None = None
-    headers: Annotated[dict[Header, Value], Field(max_length=16)] = {}
+    headers: Annotated[dict[Header, HeaderValue], Field(max_length=16)] = {}
     header_files: Annotated[dict[Header, File], Field(max_length=16)] = {}
     labels: Annotated[dict[Label, Value], Field(max_length=16)] = {}
     namespace_label: Label = "namespace"
     pod_label: Label = "pod"
+
+    @field_validator("url")
+    @classmethod
+    def _an_address(cls, url: str) -> str:
+        match = re.fullmatch(_URL, url)
+        assert match is not None, "the pattern was checked before"
+        if match["port"] is not None and not 0 < int(match["port"]) < 2**16:
+            raise ValueError("the port is not between 1 and 65535")
+        if match["v6"] is not None:
+            try:
+                IPv6Address(match["v6"])
+            except ValueError:
+                raise ValueError("what stands in brackets is no IPv6 address") from None
+        return url
 
     @model_validator(mode="after")
     def _one_way_in(self) -> Self:
