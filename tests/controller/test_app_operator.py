@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 import pytest
 
 from ballonet.app.operator import Operator
-from ballonet.app.settings import Settings
+from ballonet.app.settings import Settings, SettingsError
 from ballonet.catalog import Catalog
 from ballonet.cluster.lease import LeaseTakenError
 from ballonet.cluster.port import Json, Kind
@@ -190,6 +191,15 @@ async def test_a_lease_that_another_took_ends_the_process(harness: Harness) -> N
     assert harness.running is not None
     with pytest.raises(LeaseTakenError):
         await asyncio.wait_for(harness.running, 20)
+
+
+async def test_an_address_that_is_taken_is_a_setting_that_cannot_be_used(harness: Harness) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        harness.start(listen=address)
+        assert harness.running is not None
+        with pytest.raises(SettingsError, match=f"BALLONET_LISTEN='{address}': .*in use"):
+            await asyncio.wait_for(harness.running, 20)
 
 
 async def test_a_missing_crd_is_named_and_waited_for(harness: Harness) -> None:

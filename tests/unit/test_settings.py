@@ -49,8 +49,10 @@ def test_namespaces_are_a_list_with_commas_and_empty_means_all() -> None:
         ({"BALLONET_WORKERS": "0"}, [], "greater than or equal to 1"),
         ({}, ["--workers", "65"], "--workers='65'"),
         ({"BALLONET_LOG_LEVEL": "loud"}, [], "'debug', 'info', 'warning' or 'error'"),
-        ({"BALLONET_NAMESPACES": "a,B_c"}, [], "BALLONET_NAMESPACES='a,B_c'"),
-        ({"BALLONET_LISTEN": "8080"}, [], "BALLONET_LISTEN='8080'"),
+        ({"BALLONET_NAMESPACES": "a,B_c"}, [], "BALLONET_NAMESPACES='a,B_c': use a-z, 0-9 and -"),
+        ({"BALLONET_LISTEN": "8080"}, [], "BALLONET_LISTEN='8080': use HOST:PORT, or :PORT"),
+        ({}, ["--listen", ":65536"], "--listen=':65536': use HOST:PORT"),
+        ({}, ["--prometheus-connections", "a.yaml"], "='a.yaml': use an absolute path"),
         ({}, ["--worker", "2"], "unknown argument '--worker'"),
         ({}, ["serve"], "unknown argument 'serve'"),
     ],
@@ -70,6 +72,7 @@ def test_a_setting_that_cannot_be_used_is_named_with_its_value(
         ("127.0.0.1:0", ("127.0.0.1", 0)),
         ("[::1]:9090", ("::1", 9090)),
         ("localhost:80", ("localhost", 80)),
+        (":65535", (None, 65_535)),
     ],
 )
 def test_an_address_without_a_host_means_all_addresses(

@@ -21,7 +21,7 @@ from ballonet.app.catalog import read_catalog
 from ballonet.app.http import Health, HttpServer
 from ballonet.app.looks import Looks
 from ballonet.app.metrics import CountedSource, Metrics
-from ballonet.app.settings import Settings, SettingsError, load
+from ballonet.app.settings import Settings, SettingsError, load, variable
 from ballonet.app.watch import Watch
 from ballonet.app.workers import PASS_SECONDS, Workers
 from ballonet.catalog import Catalog
@@ -52,17 +52,26 @@ def main(arguments: Sequence[str]) -> int:
         catalog = read_catalog(settings.catalog)
     except SettingsError as error:
         app_logging.configure(Settings().log_level, Settings().log_format)
-        log.error("Settings cannot be used", error=str(error))
-        return 2
+        return _unusable(error)
     return run(settings, catalog)
 
 
+def _unusable(error: SettingsError) -> int:
+    log.error("Settings cannot be used", error=str(error))
+    return 2
+
+
 def run(settings: Settings, catalog: Catalog) -> int:
-    """Run until SIGTERM or SIGINT (0), or until the Lease is lost or something breaks (1)."""
+    """Run until SIGTERM or SIGINT (0), or until the Lease is lost or something breaks (1).
+
+    An address that cannot be listened on is a setting that cannot be used (2).
+    """
     app_logging.configure(settings.log_level, settings.log_format)
     log.info("Starting", version=__version__, **settings.model_dump(mode="json"))
     try:
         return asyncio.run(Operator(settings, catalog).run())
+    except SettingsError as error:
+        return _unusable(error)
     except LeaseTakenError as error:
         log.error("Stopped because another operator took over", error=str(error))
     except NoConnectionError as error:
@@ -124,13 +133,18 @@ class Operator:
         Raises:
             LeaseTakenError: another operator took the Lease.
             NoConnectionError: nothing says where the API server is or who asks.
+            SettingsError: the address of health and metrics cannot be listened on.
         """
         # Without credentials at the start there is nothing to wait for.
         await self._login()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        await self.http.start(*self._settings.address)
+        try:
+            await self.http.start(*self._settings.address)
+        except OSError as error:
+            listen = self._settings.listen
+            raise SettingsError(f"{variable('listen')}={listen!r}: {error}") from error
         stopping = asyncio.create_task(self._stop.wait())
         leading = asyncio.create_task(self._lead())
         tasks = {

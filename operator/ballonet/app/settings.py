@@ -17,6 +17,17 @@ from ballonet.cluster.connection import own_namespace
 
 PREFIX: Final = "BALLONET_"
 _LABEL: Final = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+# A port above 65535 would be taken for another one.
+_LISTEN: Final = (
+    r"^(\[[0-9a-fA-F:]+\]|[^:\[\]]*):"
+    r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])$"
+)
+_ABSOLUTE: Final = r"^/"
+_FORMS: Final = {
+    _LABEL: "use a-z, 0-9 and -, at most 63 characters",
+    _LISTEN: "use HOST:PORT, or :PORT for all addresses; a port is at most 65535",
+    _ABSOLUTE: "use an absolute path",
+}
 
 Namespace = Annotated[str, StringConstraints(pattern=_LABEL)]
 
@@ -86,9 +97,7 @@ class Settings(BaseModel):
     workers: Annotated[int, Field(ge=1, le=64)] = Field(
         4, description="Pools that are worked on at the same time."
     )
-    listen: Annotated[
-        str, StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\[\]]*):[0-9]{1,5}$")
-    ] = Field(
+    listen: Annotated[str, StringConstraints(pattern=_LISTEN)] = Field(
         "127.0.0.1:8080",
         description="Where /livez, /readyz and /metrics are served; :8080 means on all addresses.",
     )
@@ -114,7 +123,7 @@ class Settings(BaseModel):
         description="Files of own devices and models, comma-separated, each over those before it; "
         "of a folder all that end in .yaml, .yml or .json. Read at the start.",
     )
-    prometheus_connections: Annotated[str, StringConstraints(pattern=r"^/")] | None = Field(
+    prometheus_connections: Annotated[str, StringConstraints(pattern=_ABSOLUTE)] | None = Field(
         None,
         description="File of the Prometheus connections that pools may name, as an absolute path. "
         "Read whenever it is used, as are the files that it names.",
@@ -156,7 +165,8 @@ def load(environ: Mapping[str, str], arguments: Sequence[str] = ()) -> Settings:
         for problem in error.errors():
             name = str(problem["loc"][0])
             value, where = given.get(name, ("", variable(name)))
-            problems.append(f"{where}={value!r}: {problem['msg']}")
+            form = _FORMS.get(problem.get("ctx", {}).get("pattern", ""))
+            problems.append(f"{where}={value!r}: {form or problem['msg']}")
         raise SettingsError("; ".join(problems)) from error
 
 
