@@ -190,6 +190,23 @@ async def test_what_answers_otherwise_than_in_http_is_not_quoted(scrape: DirectS
     assert "s3cret" not in seen.message
 
 
+@pytest.mark.parametrize(
+    "body", [b"Content-Length: 99\r\n\r\n%s", b"Transfer-Encoding: chunked\r\n\r\nff\r\n%s"]
+)
+async def test_of_an_answer_that_breaks_off_no_number_is_told(
+    scrape: DirectScrape, body: bytes
+) -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n" + body % b"vllm:num_requests_running 1\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        (seen,) = await scrape.read([target(server.sockets[0].getsockname()[1])])
+    assert isinstance(seen, ScrapeFailure)
+    assert seen.reason is Reason.UNREACHABLE
+    assert seen.message == "/metrics was not answered to its end"
+
+
 async def test_a_page_without_an_end_is_cut_off(
     scrape: DirectScrape, serve: Callable[..., Awaitable[PodTarget]]
 ) -> None:

@@ -83,6 +83,9 @@ class PodClient:
         except aiohttp.ClientResponseError:
             # Its words hold what was sent instead.
             raise UnreachableError(f"{path} was not answered in HTTP") from None
+        except aiohttp.ClientPayloadError:
+            # Its words hold how much came, which is another number each time.
+            raise UnreachableError(f"{path} was not answered to its end") from None
         except (aiohttp.ClientError, OSError) as error:
             raise UnreachableError(str(error) or type(error).__name__) from error
         return content.decode("utf-8", errors="replace")
