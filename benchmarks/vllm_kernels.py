@@ -7,7 +7,8 @@ Python files are used). Nothing of this project is imported, and no GPU is neede
 asked about each compute capability as ``get_valid_backends`` (platforms/cuda.py) asks at a start.
 
 A line has ``engine_version``, ``attention`` (the size of heads, or what else is special),
-``format`` and ``compute``, the capabilities where the backend that would be chosen takes it.
+``format`` and ``compute``, the capabilities where the backend that would be chosen takes it, or
+with ``asked`` the backend of that name where it is asked for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import inspect
+import itertools
 import json
 import logging
 import os
@@ -40,6 +42,10 @@ ATTENTION: dict[str, dict[str, Any]] = {
     "two-way images": {"head_size": 128, "use_mm_prefix": True},
     "latent": {"head_size": 576, "use_mla": True},
 }
+ASKED = (
+    *("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION"),
+    *("FLASHMLA", "FLASH_ATTN_MLA", "CUTLASS_MLA", "FLASHINFER_MLA", "TRITON_MLA"),
+)
 # What backends refuse only when they are built (v1/attention/backends/triton_attn.py and
 # mla/triton_mla.py): Triton has no 8 bits below 8.9; from 0.26 BF16 below 8.0 is refused too.
 _TRITON = ("TRITON_ATTN", "TRITON_MLA")
@@ -152,10 +158,11 @@ class Backends:
         importlib.import_module("vllm.config")
         registry = "attention.backends.registry"
         self.selector: Any = None
+        self.names: Any = None
         for prefix in ("vllm.v1", "vllm"):
             with suppress(ImportError):
-                names: Any = importlib.import_module(f"{prefix}.{registry}")
-                for backend in names.AttentionBackendEnum:
+                self.names = importlib.import_module(f"{prefix}.{registry}").AttentionBackendEnum
+                for backend in self.names:
                     with suppress(Exception):  # a part that is compiled, or of another platform
                         backend.get_class()
             with suppress(ImportError):
@@ -163,12 +170,12 @@ class Backends:
         self.fa4 = _flash_attention_4(sources)
         self.config = _vllm_config()
 
-    def chosen(self, attention: dict[str, Any], kind: str) -> str | None:
-        """Return the backend that a start would choose, or None."""
+    def _asked(self, attention: dict[str, Any], kind: str) -> dict[str, Any]:
+        """Return what a backend is asked about, and let the config say the same."""
         torch: Any = importlib.import_module("torch")
         self.config.model_config.use_mla = attention.get("use_mla", False)
         self.config.cache_config.cache_dtype = kind
-        asked = {
+        return {
             "dtype": torch.bfloat16 if _compute[0] >= 8 else torch.float16,
             "kv_cache_dtype": kind,
             "block_size": None,
@@ -178,6 +185,19 @@ class Backends:
             "device_capability": self.capability(*_compute),
             **attention,
         }
+
+    def takes(self, name: str, attention: dict[str, Any], kind: str) -> bool:
+        """Return whether a start takes a backend that is asked for by its name."""
+        if name not in self.names.__members__:
+            return False
+        ask = self.names[name].get_class().validate_configuration
+        known = inspect.signature(ask).parameters
+        asked = self._asked(attention, kind) | {"use_per_head_quant_scales": False}
+        return not ask(**{name: value for name, value in asked.items() if name in known})
+
+    def chosen(self, attention: dict[str, Any], kind: str) -> str | None:
+        """Return the backend that a start would choose, or None."""
+        asked = self._asked(attention, kind)
         ask = self.platform.get_valid_backends
         known = inspect.signature(ask).parameters
         config = getattr(self.selector, "AttentionSelectorConfig", None)
@@ -273,16 +293,18 @@ def _refused_when_built(backend: str, kind: str, compute: tuple[int, int], versi
 
 def lines(backends: Backends, version: str) -> Iterator[dict[str, Any]]:
     """Yield what backends take, without formats that they take nowhere."""
-    takes: dict[tuple[str, str], list[str]] = {}
+    takes: dict[tuple[str, str, str], list[str]] = {}
     for compute in COMPUTE:
         backends.on(compute)
-        for name, attention in ATTENTION.items():
-            for kind in FORMATS:
-                backend = backends.chosen(attention, kind)
+        for (name, attention), kind in itertools.product(ATTENTION.items(), FORMATS):
+            of = {"": backends.chosen(attention, kind)}
+            of |= {asked: asked for asked in ASKED if backends.takes(asked, attention, kind)}
+            for asked, backend in of.items():
                 if backend and not _refused_when_built(backend, kind, compute, version):
-                    takes.setdefault((name, kind), []).append(f"{compute[0]}.{compute[1]}")
-    for (name, kind), where in sorted(takes.items()):
-        yield {"engine_version": version, "attention": name, "format": kind, "compute": where}
+                    takes.setdefault((asked, name, kind), []).append(f"{compute[0]}.{compute[1]}")
+    for (asked, name, kind), where in sorted(takes.items()):
+        line = {"engine_version": version, "attention": name, "format": kind, "compute": where}
+        yield line | ({"asked": asked} if asked else {})
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -548,6 +549,124 @@ def test_a_backend_that_is_asked_for_may_take_what_is_not_chosen_for() -> None:
             sequence={"kvCacheType": "FP8"},
         )
         assert plan.spec_resolved.status is status
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "backend", "kv_cache", "starts"),
+    [
+        ("Qwen/Qwen3-8B", "L4-24GB", "FLASH_ATTN", "Auto", True),
+        ("Qwen/Qwen3-8B", "L4-24GB", "FLASH_ATTN", "FP8", False),  # FlashAttention 3 alone has it
+        ("Qwen/Qwen3-8B", "L4-24GB", "TRITON_ATTN", "FP8", True),
+        ("Qwen/Qwen3-8B", "H100-80GB", "FLASH_ATTN", "FP8", True),
+        ("Qwen/Qwen3-8B", "A100-80GB", "TRITON_ATTN", "FP8", False),
+        ("Qwen/Qwen3-8B", "H100-80GB", "FLASHMLA", "Auto", False),
+        ("Qwen/Qwen3-0.6B", "T4-16GB", "FLASH_ATTN", "Auto", False),  # the card
+        ("Qwen/Qwen3-0.6B", "T4-16GB", "FLASHINFER", "Auto", False),
+        ("Qwen/Qwen3-0.6B", "T4-16GB", "TRITON_ATTN", "Auto", True),
+        (
+            "microsoft/Phi-3-mini-4k-instruct",
+            "H100-80GB",
+            "FLASHINFER",
+            "Auto",
+            False,
+        ),  # heads of 96
+        ("microsoft/Phi-3-mini-4k-instruct", "H100-80GB", "FLASH_ATTN", "Auto", True),
+        ("openai/gpt-oss-20b", "A100-80GB", "FLASH_ATTN", "Auto", False),  # attention sinks
+        ("openai/gpt-oss-20b", "H100-80GB", "FLASH_ATTN", "Auto", True),
+        (WINDOWED, "A100-80GB", "FLASHINFER", "Auto", False),  # images that attend both ways
+        (LATENT, "H200-141GB", "FLASH_ATTN", "Auto", False),
+        (LATENT, "H200-141GB", "FLASHMLA", "FP8", True),
+        (LATENT, "H200-141GB", "CUTLASS_MLA", "Auto", False),
+        (SPARSE, "H200-141GB", "FLASHMLA", "Auto", False),
+    ],
+)
+def test_a_backend_that_is_asked_for_has_to_keep_the_cache(
+    model: str, device: str, backend: str, kv_cache: str, *, starts: bool
+) -> None:
+    ways = (
+        {"args": ["--attention-backend", backend]},
+        {"args": ["--attention-config.backend", backend]},
+        {"args": ["--attention-config", json.dumps({"backend": backend.lower()})]},
+    )
+    for engine in ways:
+        plan = planned(
+            model,
+            engine=engine,
+            accelerator={"type": device},
+            parallelism={"tensor": 8 if model in (LATENT, SPARSE) else 1},
+            sequence={"kvCacheType": kv_cache, "maxTokens": 4096},
+        )
+        message = plan.spec_resolved.message
+        assert (plan.spec_resolved.status is Status.TRUE) is starts, (engine, message)
+        if not starts:
+            assert message.startswith(f"spec.engine: attention backend {backend}, which is asked")
+            assert message.count("in fp8") == message.count("another KV cache")
+            assert ("in fp8" in message) is (kv_cache == "FP8")
+
+
+@pytest.mark.parametrize(
+    ("engine", "device"),
+    [
+        ({"args": ["--attention-backend", "HPC_ATTN"]}, "H100-80GB"),
+        ({"args": ["--attention-backend", "ROCM_ATTN"]}, "MI300X-192GB"),
+        # It is built without being asked what it takes.
+        (
+            {
+                "version": "0.11.0",
+                "env": [{"name": "VLLM_ATTENTION_BACKEND", "value": "FLASHINFER"}],
+            },
+            "A100-80GB",
+        ),
+    ],
+)
+def test_of_a_backend_that_was_not_read_the_plan_says_nothing(
+    engine: dict[str, Any], device: str
+) -> None:
+    there = {"accelerator": {"type": device}, "budget": {"kvCacheMemoryPerRank": "20Gi"}}
+    plan = planned(DENSE, engine=engine, **there)
+    assert plan.spec_resolved.status is Status.TRUE
+    assert plan.budget_computed.reason is Reason.UNPLANNED_ARGUMENT
+    assert "whether it keeps the KV cache" in plan.budget_computed.message
+    assert planned(DENSE, **there).budget_computed.reason is Reason.GIVEN
+
+
+def test_cpu_engines_leave_the_backend_that_is_asked_for_aside() -> None:
+    plan = plan_pool(
+        "p", spec(DEMO, engine={"args": ["--attention-backend", "FLASH_ATTN"]}), with_remedies=False
+    )
+    assert plan.budget_computed.reason is Reason.GIVEN
+
+
+@pytest.mark.parametrize(("kv_cache", "starts"), [("Auto", True), ("FP8", False)])
+def test_the_variable_of_the_backend_is_held_to_the_cache_too(
+    kv_cache: str, *, starts: bool
+) -> None:
+    env = [{"name": "VLLM_ATTENTION_BACKEND", "value": "FLASH_ATTN"}]
+    plan = planned(
+        "Qwen/Qwen3-8B",
+        engine={"version": "0.12.0", "env": env},
+        accelerator={"type": "L4-24GB"},
+        parallelism={"tensor": 1},
+        sequence={"kvCacheType": kv_cache},
+    )
+    assert (plan.spec_resolved.status is Status.TRUE) is starts, plan.spec_resolved.message
+
+
+@pytest.mark.parametrize(("backend", "offered"), [("TRITON_ATTN", True), ("FLASH_ATTN", False)])
+def test_remedies_keep_to_what_the_backend_that_is_asked_for_takes(
+    backend: str, *, offered: bool
+) -> None:
+    pool = spec(
+        H100,
+        engine={"args": ["--attention-backend", backend]},
+        model={"name": "Qwen/Qwen3-8B"},
+        accelerator={"type": "L40S-48GB"},
+        parallelism={"tensor": 1},
+        sequence={"maxTokens": 32_768},
+    )
+    names = {remedy.name for remedy in plan_pool("p", pool).remedies}
+    assert names, "the pool fits"
+    assert ("Fp8Cache" in names) is offered
 
 
 def test_a_device_that_newer_versions_know_is_refused_with_a_way_out() -> None:

@@ -9,7 +9,7 @@ read in 24 versions from 0.10.2 to 0.33.0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -117,19 +117,14 @@ _ALL_FP8: Final = f"{_FP8} fp8_e5m2"
 # (supports_mm_prefix, asked from 0.13 on).
 _WITH_SINKS: Final = frozenset(("gpt_oss",))
 _WITH_TWO_WAY_IMAGES: Final = frozenset(("gemma3", "gemma3_text"))
-# Comments name the backends. Before 0.11 nothing but FlashAttention 3 and Blackwell's kernels ran
-# the current engine with 8 bits (is_kv_cache_dtype_supported, platforms/cuda.py, 0.10.2). In 0.11.0
-# FlashInfer ran only where it was asked for (get_attn_backend_cls), and from 0.11.1 to 0.14 no
-# backend listed bfloat16.
-_KERNELS: Final = (
-    _kernel(_PLAIN, "auto float16", least=(8, 0)),  # FLASH_ATTN
-    _kernel(_PLAIN, "auto float16", shared=None),  # TRITON_ATTN
-    _kernel(_PLAIN, "bfloat16", last=(0, 11, 0)),
-    _kernel(_PLAIN, "bfloat16", least=(8, 0), since=(0, 15)),
-    _kernel(_PLAIN, "bfloat16", since=(0, 15), last=(0, 25), shared=None),  # TRITON_ATTN
-    _kernel(_PLAIN, _ALL_FP8, majors=(9, 10)),  # FLASH_ATTN, FLASHINFER
-    _kernel(_PLAIN, _ALL_FP8, least=(8, 9), since=(0, 11), shared=None),  # TRITON_ATTN
-    # FLASHINFER. On 7.5 its prefill has no room for heads of 256, and 0.24 took it away there.
+# Formats of fewer than 16 bits that TRITON_ATTN and FLASHINFER keep. On 7.5 FlashInfer's prefill
+# has no room for heads of 256, and 0.24 took it away there.
+_TRITON_FEW_BITS: Final = (
+    _kernel(_PLAIN, _ALL_FP8, least=(8, 9), since=(0, 11), shared=None),
+    _kernel(_PLAIN, "int8_per_token_head int4_per_token_head", shared=None),
+    _kernel(_PLAIN, "fp8_per_token_head", least=(8, 9), shared=None),
+)
+_FLASHINFER_FEW_BITS: Final = (
     _kernel(
         _PLAIN, _ALL_FP8, least=(7, 5), since=(0, 11, 1), last=(0, 12), heads=(64, 128), sinks=False
     ),
@@ -170,10 +165,7 @@ _KERNELS: Final = (
         sinks=False,
         images=False,
     ),
-    _kernel(_PLAIN, "int8_per_token_head int4_per_token_head", shared=None),  # TRITON_ATTN
-    _kernel(_PLAIN, "fp8_per_token_head", least=(8, 9), shared=None),  # TRITON_ATTN
-    _kernel(_PLAIN, _TURBOQUANT, sinks=False, images=False, shared=None),  # TURBOQUANT
-    _kernel(  # FLASHINFER
+    _kernel(
         _PLAIN,
         "nvfp4",
         majors=(10,),
@@ -181,7 +173,7 @@ _KERNELS: Final = (
         heads=(64, 128, 256),
         images=False,
     ),
-    _kernel(  # FLASHINFER
+    _kernel(
         _PLAIN,
         "nvfp4 nvfp4_4over6",
         majors=(10,),
@@ -189,7 +181,7 @@ _KERNELS: Final = (
         heads=(64, 128, 256, 512),
         images=False,
     ),
-    _kernel(  # FLASHINFER
+    _kernel(
         _PLAIN,
         "nvfp4",
         majors=(8, 9, 12),
@@ -199,6 +191,21 @@ _KERNELS: Final = (
         images=False,
         shared=None,
     ),
+)
+# Comments name the backends. Before 0.11 nothing but FlashAttention 3 and Blackwell's kernels ran
+# the current engine with 8 bits (is_kv_cache_dtype_supported, platforms/cuda.py, 0.10.2). In 0.11.0
+# FlashInfer ran only where it was asked for (get_attn_backend_cls), and from 0.11.1 to 0.14 no
+# backend listed bfloat16.
+_KERNELS: Final = (
+    _kernel(_PLAIN, "auto float16", least=(8, 0)),  # FLASH_ATTN
+    _kernel(_PLAIN, "auto float16", shared=None),  # TRITON_ATTN
+    _kernel(_PLAIN, "bfloat16", last=(0, 11, 0)),
+    _kernel(_PLAIN, "bfloat16", least=(8, 0), since=(0, 15)),
+    _kernel(_PLAIN, "bfloat16", since=(0, 15), last=(0, 25), shared=None),  # TRITON_ATTN
+    _kernel(_PLAIN, _ALL_FP8, majors=(9, 10)),  # FLASH_ATTN, FLASHINFER
+    *_TRITON_FEW_BITS,
+    *_FLASHINFER_FEW_BITS,
+    _kernel(_PLAIN, _TURBOQUANT, sinks=False, images=False, shared=None),  # TURBOQUANT
     _kernel(_LATENT, "auto float16", majors=(7, 8, 9, 11, 12)),
     # On 10.x FLASHINFER_MLA came before CUTLASS_MLA in 0.15, and ranks share its sequences from
     # 0.25 on.
@@ -223,6 +230,111 @@ _KERNELS: Final = (
         _SPARSE, f"auto {_FP8} fp8_ds_mla", majors=(12,), since=(0, 24), shared=None
     ),
 )
+# What a backend keeps where it is asked for: vLLM then asks no other one, and ends at its start
+# where this one does not take the configuration (get_attn_backend_cls, platforms/cuda.py). Names
+# that are not here were not read. FlashAttention 3 has generation 9, 4 has 9 to 11.
+_16: Final = "auto float16 bfloat16"
+_BY_EIGHT: Final = range(8, 257, 8)
+_UP_TO_512: Final = range(8, 513, 8)
+_BY_32: Final = (32, 64, 96, 128, 160, 192, 224, 256)
+_ASKED: Final[Mapping[str, tuple[_Kernel, ...]]] = {
+    "FLASH_ATTN": (
+        _kernel(_PLAIN, _16, least=(8, 0), last=(0, 11), heads=_BY_32, sinks=False),
+        _kernel(
+            _PLAIN, _16, least=(8, 0), since=(0, 12), last=(0, 12), heads=_BY_EIGHT, sinks=False
+        ),
+        _kernel(
+            _PLAIN, _16, least=(8, 0), since=(0, 13), heads=_BY_EIGHT, sinks=False, images=False
+        ),
+        _kernel(_PLAIN, f"{_16} {_FP8}", majors=(9,), last=(0, 11), heads=_BY_32),
+        _kernel(_PLAIN, f"{_16} {_FP8}", majors=(9,), since=(0, 12), last=(0, 12), heads=_BY_EIGHT),
+        _kernel(_PLAIN, f"{_16} {_FP8}", majors=(9,), since=(0, 13), heads=_BY_EIGHT, images=False),
+        _kernel(
+            _PLAIN,
+            _16,
+            majors=(9, 10, 11),
+            since=(0, 20),
+            heads=_UP_TO_512,
+            sinks=False,
+            images=False,
+        ),
+        _kernel(_PLAIN, _FP8, majors=(9,), since=(0, 20), heads=_UP_TO_512, images=False),
+        _kernel(_PLAIN, _16, majors=(10,), since=(0, 20), heads=_BY_EIGHT, images=False),
+        _kernel(_PLAIN, _16, majors=(10,), since=(0, 24), heads=_BY_EIGHT),
+        _kernel(_PLAIN, _FP8, majors=(10,), since=(0, 27), heads=_UP_TO_512),
+    ),
+    "FLASHINFER": (
+        _kernel(_PLAIN, _16, least=(7, 5), last=(0, 12), heads=(64, 128, 256), sinks=False),
+        _kernel(
+            _PLAIN,
+            _16,
+            least=(7, 5),
+            since=(0, 13),
+            last=(0, 21),
+            heads=(64, 128, 256),
+            sinks=False,
+            images=False,
+        ),
+        _kernel(
+            _PLAIN,
+            _16,
+            least=(7, 5),
+            since=(0, 22),
+            last=(0, 23),
+            heads=(64, 128, 256, 512),
+            sinks=False,
+            images=False,
+        ),
+        _kernel(
+            _PLAIN,
+            _16,
+            least=(8, 0),
+            since=(0, 24),
+            heads=(64, 128, 256, 512),
+            sinks=False,
+            images=False,
+        ),
+        _kernel(_PLAIN, f"{_16} {_ALL_FP8}", majors=(10,), heads=(64, 128, 256), images=False),
+        _kernel(
+            _PLAIN,
+            f"{_16} {_ALL_FP8}",
+            majors=(12,),
+            since=(0, 28),
+            heads=(64, 128, 256),
+            images=False,
+        ),
+        _kernel(
+            _PLAIN,
+            f"{_16} {_ALL_FP8}",
+            majors=(9,),
+            since=(0, 30),
+            heads=(64, 128, 256),
+            images=False,
+        ),
+        *_FLASHINFER_FEW_BITS,
+    ),
+    "TRITON_ATTN": (
+        _kernel(_PLAIN, "auto float16"),
+        _kernel(_PLAIN, "bfloat16", least=(8, 0)),
+        _kernel(_PLAIN, "bfloat16", last=(0, 25)),
+        *_TRITON_FEW_BITS,
+    ),
+    "FLEX_ATTENTION": (_kernel(_PLAIN, _16, sinks=False),),
+    "FLASHMLA": (_kernel(_LATENT, f"{_16} {_FP8}", majors=(9,)),),
+    "FLASH_ATTN_MLA": (_kernel(_LATENT, _16, majors=(9,)),),
+    "CUTLASS_MLA": (_kernel(_LATENT, f"{_16} {_FP8}", majors=(10,)),),
+    "FLASHINFER_MLA": (_kernel(_LATENT, f"{_16} {_FP8}", majors=(10,)),),
+    "TRITON_MLA": (
+        _kernel(_LATENT, "auto float16"),
+        _kernel(_LATENT, "bfloat16", least=(8, 0)),
+        _kernel(_LATENT, "bfloat16", last=(0, 25)),
+        _kernel(_LATENT, _FP8, least=(8, 9), since=(0, 18)),
+    ),
+}
+# From here a backend that is asked for is held to the configuration; from 0.11.1 to 0.14 none
+# listed bfloat16.
+_ASKED_SINCE: Final = (0, 11, 1)
+_ASKED_BFLOAT16_SINCE: Final = (0, 15)
 # Formats that no kernel of an AMD GPU takes (rocm_*.py, 0.20.2 and 0.32.0).
 _NOT_ON_AMD: Final = frozenset(("nvfp4", "nvfp4_4over6", "nvfp4_ds_mla", "fp8_ds_mla", "fp8_inc"))
 # CPU engines (platforms/cpu.py, cpu_attn.py, mla/cpu_mla.py, mla/amx_mla.py, every minor version):
@@ -234,6 +346,28 @@ _CPU_LATENT_SINCE: Final = (0, 28)
 _CPU_FP8_HEADS: Final = 32
 
 
+def is_read(
+    backend: str,
+    geometry: ModelGeometry,
+    *,
+    vendor: str,
+    compute: tuple[int, int] | None,
+    version: Version,
+) -> bool:
+    """Return whether it is known what a backend that is asked for keeps of a model.
+
+    Layers whose keys and values differ in size bring a backend of their own.
+    """
+    attention = (c for layer in geometry.caches for c in layer if isinstance(c, Attention))
+    return (
+        vendor == "nvidia"
+        and compute is not None
+        and version[:3] >= _ASKED_SINCE
+        and backend in _ASKED
+        and all(cache.head_dim == cache.value_dim for cache in attention)
+    )
+
+
 def layer_without_kernel(
     name: str,
     geometry: ModelGeometry,
@@ -243,6 +377,7 @@ def layer_without_kernel(
     version: Version,
     text_only: bool = False,
     shared: bool = False,
+    backend: str | None = None,
 ) -> LayerKind | None:
     """Return the kind of layers that no kernel keeps in a format, or None.
 
@@ -254,6 +389,7 @@ def layer_without_kernel(
         version: the engine's version.
         text_only: whether the model is run without images.
         shared: whether ranks share each sequence (decode context parallel).
+        backend: the one that is asked for and is read; None for the engine's own choice.
     """
     kinds = _kinds(geometry)
     if vendor == "amd":
@@ -267,6 +403,7 @@ def layer_without_kernel(
         return next((k for k in kinds if not _is_on_cpu(k, name, geometry, version[:2])), None)
     if vendor != "nvidia" or compute is None:
         return None
+    kernels = _KERNELS if backend is None else _asked(backend, name, version)
     return next(
         (
             kind
@@ -277,11 +414,18 @@ def layer_without_kernel(
                 and kernel.runs(compute, version)
                 and kernel.takes(geometry, text_only=text_only)
                 and (not shared or (kernel.shared is not None and kernel.shared <= version[:2]))
-                for kernel in _KERNELS
+                for kernel in kernels
             )
         ),
         None,
     )
+
+
+def _asked(backend: str, name: str, version: Version) -> tuple[_Kernel, ...]:
+    """Return what a backend that is asked for may keep a format with."""
+    if name == "bfloat16" and version[:2] < _ASKED_BFLOAT16_SINCE:
+        return ()
+    return _ASKED[backend]
 
 
 def _kinds(geometry: ModelGeometry) -> Iterable[LayerKind]:

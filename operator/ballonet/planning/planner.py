@@ -278,6 +278,12 @@ def _capacity(spec: InferencePoolSpec, engine: _Engine) -> Capacity | Finding:
             f"--attention-backend {backend} may take other blocks than those that are planned for "
             "this model: set spec.sequence.blockTokens.",
         )
+    if resolved.unread_backend is not None:
+        unplanned += (
+            f"--attention-backend {resolved.unread_backend}: whether it keeps the KV cache of this "
+            f"model on {resolved.device.name} with vLLM {spec.engine.version} is not known here: "
+            "leave it out, or start it and let the engine report.",
+        )
     if unplanned:
         return Finding(
             Status.UNKNOWN, Reason.UNPLANNED_ARGUMENT, explain.bounded(" ".join(unplanned))

@@ -25,7 +25,7 @@ from ballonet.engines.vllm_abilities import (
     takes_bf16_cache,
     tries_all_backends,
 )
-from ballonet.engines.vllm_kernels import LayerKind, layer_without_kernel
+from ballonet.engines.vllm_kernels import LayerKind, is_read, layer_without_kernel
 from ballonet.engines.vllm_models import lacks, versions_with
 from ballonet.kv.cache_types import AUTO, PLAIN_FP8, told_type
 from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
@@ -89,6 +89,7 @@ class Resolved:
         block_tokens: tokens a block as they are written; None leaves the engine its own.
         prefix_caching: as it is written; None leaves the engine its own.
         kv_cache_type: the engine's word for the format that layers are told; None without geometry.
+        unread_backend: an attention backend that is asked for and may not keep the cache.
         source: where the geometry comes from.
         evidence: the same, with where the catalog has it from.
     """
@@ -104,6 +105,7 @@ class Resolved:
     block_tokens: int | None
     prefix_caching: bool | None
     kv_cache_type: str | None
+    unread_backend: str | None
     source: str
     evidence: str
 
@@ -132,7 +134,7 @@ def resolve(
     found = named_model(spec, config_text, catalog)
     geometry, problem = found.geometry, found.problem
     settings = _settings(spec, device, geometry, arguments)
-    layout = speculation = told = None
+    layout = speculation = told = unread = None
     if geometry is not None:
         told = told_type(
             settings, declared=geometry.declared_kv_cache, method=geometry.quantization
@@ -140,6 +142,7 @@ def resolve(
         _check_engine_knows(spec, geometry, arguments)
         check_model_can(spec, _longest(geometry, version))
         _check_device_can(spec, device, _stored_as(arguments.quantization, geometry))
+        unread = _check_backend(spec, device, geometry, arguments, told)
         _check_kernels(spec, device, geometry, arguments, told)
         if spec.parallelism.expert is ExpertParallel.ENABLED and not geometry.mixture:
             raise Unresolved(
@@ -168,6 +171,7 @@ def resolve(
         block_tokens=settings.block_tokens,
         prefix_caching=settings.prefix_caching,
         kv_cache_type=told,
+        unread_backend=unread,
         source=found.source,
         evidence=found.evidence,
     )
@@ -289,6 +293,55 @@ def _check_device_can(
             f"{spec.engine.version} needs {needs} for weights stored as {quantization}: use a "
             "newer GPU, or a model that is stored otherwise",
         )
+
+
+def _check_backend(
+    spec: InferencePoolSpec,
+    device: Accelerator,
+    geometry: ModelGeometry,
+    arguments: PlannedArguments,
+    name: str,
+) -> str | None:
+    """Return the attention backend that is asked for where nobody knows what it keeps.
+
+    CPU engines leave such a wish aside.
+
+    Raises:
+        Unresolved: it does not keep the format that layers are told, and another one does.
+    """
+    backend = arguments.attention_backend
+    if backend is None or device.device == "cpu":
+        return None
+    version, vendor, compute = (
+        vllm.parse_version(spec.engine.version),
+        device.vendor,
+        device.compute,
+    )
+    if not is_read(backend, geometry, vendor=vendor, compute=compute, version=version):
+        return backend
+
+    def without(name: str, backend: str | None) -> LayerKind | None:
+        return layer_without_kernel(
+            name,
+            geometry,
+            vendor=vendor,
+            compute=compute,
+            version=version,
+            text_only=arguments.text_only,
+            backend=backend,
+        )
+
+    kind = without(name, backend)
+    if kind is None or without(name, None) is not None:
+        return None
+    otherwise = without(AUTO, backend) is None
+    raise Unresolved(
+        Reason.UNSUPPORTED_BY_ENGINE,
+        f"spec.engine: attention backend {backend}, which is asked for, does not keep the {kind} "
+        f"of {spec.model.name}{f' in {name}' if otherwise else ''} on {device.name} with vLLM "
+        f"{version}, and the engine would not start: leave it out"
+        f"{', or use another KV cache' if otherwise else ''}",
+    )
 
 
 def _check_kernels(
