@@ -37,6 +37,7 @@ PARTS: Final = {
     "docs/memory.md": {"classes": reference.classes_part},
     "docs/metrics-sources.md": {"series": reference.series_part},
     "docs/plan.md": {"sample": reference.sample_part},
+    "docs/runtime-budget.md": {"budget": reference.budget_part},
     "docs/workers.md": {"workers": reference.workers_part},
 }
 """Marked places of pages that are otherwise written by hand."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,7 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from typer.testing import CliRunner
 
 from ballonet.api import crdgen
@@ -32,6 +34,8 @@ from ballonet.engines import vllm
 from ballonet.engines.vllm_metrics import METRICS
 from ballonet.engines.vllm_versions import Version, parse_version
 from ballonet.kv.units import MIB
+from ballonet.planning.planner import plan_pool
+from ballonet.planning.runtime_budget import runtime_budget
 
 _CATALOG: Final = Catalog.builtin()
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -407,6 +411,15 @@ def gpus_part() -> str:
 def sample_part() -> str:
     """Return a plan as the command prints it."""
     return _console("plan", "-f", "examples/demo-unfit.yaml", "--explain")
+
+
+def budget_part() -> str:
+    """Return what runtimes read of an example pool, a field a line."""
+    pool = yaml.safe_load((ROOT / "examples/qwen3-32b-h100.yaml").read_text())
+    spec = api.InferencePoolSpec.model_validate(pool["spec"])
+    document = runtime_budget(plan_pool(pool["metadata"]["name"], spec))
+    lines = [f'  "{name}": {json.dumps(value)}' for name, value in document.items()]
+    return "\n".join(["```json", "{", ",\n".join(lines), "}", "```", ""])
 
 
 def _console(*arguments: str, most_lines: int | None = None, only: tuple[str, ...] = ("",)) -> str:
