@@ -61,10 +61,10 @@ def geometry(attention: str) -> ModelGeometry:
 def refused_later(version: str, attention: str, name: str, compute: str, asked: str | None) -> bool:
     """Return whether a choice lets a format pass that the chosen backend then refuses."""
     minor = parse_version(version)[:2]
-    # FlashAttention 3 takes formats of fewer bits for FP8 up to 0.21.
+    # FlashAttention 3, the first choice on 9.x, takes formats of fewer bits for FP8 up to 0.21.
     by_3 = compute in TAKEN.get((version, "FLASH_ATTN", attention, name), ()) and compute == "9.0"
     other = name in ("fp8_e5m2", "fp8_per_token_head", "int8_per_token_head")
-    if by_3 and other and minor <= (0, 21) and asked == "FLASH_ATTN":
+    if by_3 and other and minor <= (0, 21) and asked in (None, "FLASH_ATTN"):
         return True
     if name == "nvfp4":
         # So it takes NVFP4, and FlashInfer takes that up to 0.24 for what only Blackwell's data

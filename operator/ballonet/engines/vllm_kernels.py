@@ -331,6 +331,10 @@ _ASKED: Final[Mapping[str, tuple[_Kernel, ...]]] = {
         _kernel(_LATENT, _FP8, least=(8, 9), since=(0, 18)),
     ),
 }
+# Up to 0.21 FLASH_ATTN is chosen for these wherever it keeps fp8, and has no number for them when
+# it runs (get_fp8_dtype_for_flashattn, v1/attention/backends/flash_attn.py).
+_TAKEN_FOR_FP8: Final = frozenset(("fp8_e5m2", "fp8_per_token_head", "int8_per_token_head"))
+_TAKEN_FOR_FP8_UNTIL: Final = (0, 21)
 # From here a backend that is asked for is held to the configuration; from 0.11.1 to 0.14 none
 # listed bfloat16.
 _ASKED_SINCE: Final = (0, 11, 1)
@@ -403,6 +407,18 @@ def layer_without_kernel(
         return next((k for k in kinds if not _is_on_cpu(k, name, geometry, version[:2])), None)
     if vendor != "nvidia" or compute is None:
         return None
+    if backend is None and name in _TAKEN_FOR_FP8 and version[:2] <= _TAKEN_FOR_FP8_UNTIL:
+        chosen = layer_without_kernel(
+            "fp8",
+            geometry,
+            vendor=vendor,
+            compute=compute,
+            version=version,
+            text_only=text_only,
+            backend="FLASH_ATTN",
+        )
+        if chosen is None:
+            return _PLAIN
     kernels = _KERNELS if backend is None else _asked(backend, name, version)
     return next(
         (
