@@ -40,7 +40,7 @@ def _words(rule: Rule) -> str:
 
 def _series(rule: Rule) -> Iterator[str]:
     """Yield the series that a finding reads, each once, with its first version where it is new."""
-    told = {}
+    told: dict[str, None] = {}
     for field in rule.reads:
         for figure in _figures(field):
             since = "" if parse_version(figure.since) == OLDEST else f" ({figure.since})"
