@@ -259,6 +259,8 @@ def test_a_page_that_says_what_cannot_be_is_refused_by_name(page: str, words: st
         RUNNING
         + "".join(one("request_success_total", 1, finished_reason=str(n)) for n in range(65)),
         'vllm:num_requests_running{engine="' + "9" * 65 + '"} 1\n',
+        one("num_requests_running", 1, "\x1b[31m") + one("num_requests_running", 1, 1),
+        RUNNING + one("request_success_total", 1, finished_reason="\x1b[31m"),
         # The parser would take seconds for it.
         RUNNING + one("num_requests_waiting", 1, **{f"a{n}": "" for n in range(2000)}),
         "".join(one("num_requests_waiting", 1, a="x" * 8000, engine=n) for n in range(140)),
@@ -273,7 +275,7 @@ def test_a_page_that_says_more_than_any_engine_is_refused(page: str) -> None:
 
 def test_names_that_somebody_else_wrote_are_shown_short_and_as_text() -> None:
     for name in ('"\x1b[31m"', "a" * 4000):
-        lines = [f'vllm:num_requests_running{{engine="\x1b",{name}="{n}"}} 3' for n in range(9)]
+        lines = [f'vllm:num_requests_running{{engine="0",{name}="{n}"}} 3' for n in range(9)]
         with pytest.raises(InvalidPageError) as caught:
             read("\n".join(lines) + "\n")
         assert len(str(caught.value)) < 200

@@ -100,6 +100,7 @@ def test_an_idle_engine_is_told_from_none() -> None:
             PAGE + f'ballonet_seq_past_ceiling{{role="{"x" * 65}"}} 1\n',
             "longer values of label role",
         ),
+        (PAGE + 'ballonet_seq_past_ceiling{role="\x1b[31m"} 1\n', "values of label role"),
     ],
 )
 def test_what_cannot_be_is_refused(page: str, words: str) -> None:
@@ -202,6 +203,7 @@ async def test_engines_without_probes_are_not_asked(reader: ProbeReader) -> None
     ("page", "reason", "words"),
     [
         (off_page(COMMON, "KeyError: 'x'"), Reason.PROBE_OFF, "the probe is off: KeyError: 'x'"),
+        (off_page(COMMON, "a\x1b[31m\nb"), Reason.PROBE_OFF, "the probe is off: a [31m b"),
         ("hello", Reason.INVALID_METRICS, "is it the probe's port"),
         ("x" * (MAX_PAGE_BYTES + 1), Reason.INVALID_METRICS, "is longer than"),
         (None, Reason.PROBE_ABSENT, "no answer within 3 s"),

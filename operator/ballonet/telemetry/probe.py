@@ -132,7 +132,8 @@ def _checked(page: Page) -> Page:
         raise InvalidPageError(f"there is no {_UP}: is it the probe's port?")
     for labels, value in up:
         if value != 1:
-            raise ProbeOffError(labels.get("reason", "no reason given")[:_MAX_REASON_CHARACTERS])
+            reason = labels.get("reason", "no reason given")[:_MAX_REASON_CHARACTERS]
+            raise ProbeOffError("".join(c if c.isprintable() else " " for c in reason))
     for name in (_COUNT, _TOKENS, _LONGEST, _BLOCKS):
         if name not in page:
             raise InvalidPageError(f"there is no {name}")

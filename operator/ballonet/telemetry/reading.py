@@ -24,9 +24,10 @@ from ballonet.planning.measured import EngineReport
 
 # Whole as floats, within status' int64, and more than any engine counts in its life.
 MAX_COUNT: Final = 10**15
-# Of a label by which figures are kept apart: engines, reasons of ended requests, roles.
+# Of a label by which figures are kept apart: engines, reasons of ended requests, roles. They are
+# kept, and stand in conditions.
 _MAX_VALUES: Final = 64
-_MAX_VALUE_CHARACTERS: Final = 64
+_VALUE: Final = re.compile(r"[0-9A-Za-z._:-]{0,64}")
 # What is said to be later, in seconds since 1970, is no time.
 LATEST_TIME: Final = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
 # Engines count blocks, and tokens of one, in 32 bits. What is worked out of them stays in 64.
@@ -117,8 +118,8 @@ def _check_engines(series: Sequence[Series], label: str) -> None:
     engines = Counter(labels.get(label, "") for labels, _ in series)
     if len(engines) > _MAX_VALUES:
         raise InvalidPageError(f"there are more than {_MAX_VALUES} engines")
-    if any(len(engine) > _MAX_VALUE_CHARACTERS for engine in engines):
-        raise InvalidPageError(f"label {label} is longer than the number of any engine")
+    if not all(map(_VALUE.fullmatch, engines)):
+        raise InvalidPageError(f"label {label} is no number of an engine")
     engine, count = max(engines.items(), key=lambda one: one[1], default=("", 0))
     if count > 1:
         claims = [labels for labels, _ in series if labels.get(label, "") == engine]
@@ -129,7 +130,7 @@ def _check_engines(series: Sequence[Series], label: str) -> None:
             if len({claim.get(name) for claim in claims}) > 1
         )
         raise InvalidPageError(
-            f"{count} engines claim to be number {_shown(engine or '0')} of the pod"
+            f"{count} engines claim to be number {engine or '0'} of the pod"
             + (f"; they differ in {', '.join(differing[:4])}" if differing else ""),
             Reason.AMBIGUOUS_METRICS,
         )
@@ -170,16 +171,18 @@ def counted_value(value: float, name: str) -> int:
 
 
 def sums_by(label: str, series: Iterable[Series], name: str) -> dict[str, int]:
-    """Return the sum for each value of a label. They are kept and shown, so few and short ones.
+    """Return the sum for each value of a label.
 
     Raises:
-        InvalidPageError: they are not, or a value cannot be.
+        InvalidPageError: those are not such as engines have, or a sum cannot be.
     """
     sums = Counter[str]()
     for labels, value in series:
         sums[labels.get(label, "")] += counted_value(value, name)
-    if len(sums) > _MAX_VALUES or any(len(text) > _MAX_VALUE_CHARACTERS for text in sums):
-        raise InvalidPageError(f"{name} has more or longer values of label {label} than any engine")
+    if len(sums) > _MAX_VALUES or not all(map(_VALUE.fullmatch, sums)):
+        raise InvalidPageError(
+            f"{name} has more, odder or longer values of label {label} than any engine"
+        )
     return dict(sums)
 
 
