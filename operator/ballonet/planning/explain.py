@@ -74,7 +74,7 @@ def _spread(need: EngineNeed) -> str:
     return f"any {need.spread_slots:,} of {counted(of, 'sequence')}"
 
 
-def need_text(need: EngineNeed, *, brief: bool = False) -> str:
+def _need_text(need: EngineNeed, *, brief: bool = False) -> str:
     """Return how the need comes about."""
     if not need.slots:
         return f"No topology is declared; one sequence takes {need.blocks_per_sequence:,} blocks"
@@ -116,7 +116,7 @@ def _fullest(run: RunNeed) -> tuple[RoleNeed, ...]:
     return max(run.phases, key=lambda roles: sum(role.own_blocks for role in roles))
 
 
-def budget_text(
+def _budget_text(
     blocks: Interval, budget: Interval, safety_percent: int, source: str, *, when: str = ""
 ) -> str:
     """Return how the budget comes about, and ``when`` it is that."""
@@ -146,7 +146,7 @@ def batch_text(spec: InferencePoolSpec, slots: int) -> str:
     )
 
 
-def verdict_text(
+def _verdict_text(
     spec: InferencePoolSpec,
     need: EngineNeed,
     *,
@@ -277,7 +277,7 @@ def topology_finding(
         )
     count = engines(spec)
     where = f"each of {count:,} engines: " if count > 1 else ""
-    verdict = verdict_text(
+    verdict = _verdict_text(
         spec,
         need,
         blocks=blocks,
@@ -289,10 +289,12 @@ def topology_finding(
     )
     # More sequences take more memory, so an engine that ran all of them would have fewer blocks.
     when = f" with {need.slots:,} at once" if need.slots > slots and not blocks.exact else ""
-    tail = f"{budget_text(blocks, budget, spec.budget.safety_percent, word, when=when)}; {verdict}."
-    text = f"{where}{need_text(need)}; {tail}"
+    tail = (
+        f"{_budget_text(blocks, budget, spec.budget.safety_percent, word, when=when)}; {verdict}."
+    )
+    text = f"{where}{_need_text(need)}; {tail}"
     if len(text) > MAX_MESSAGE_CHARACTERS:
-        text = f"{where}{need_text(need, brief=True)}; {tail}"
+        text = f"{where}{_need_text(need, brief=True)}; {tail}"
     return Finding(status, judgement.reason, bounded(text))
 
 
@@ -306,7 +308,7 @@ def memory_steps(memory: MemoryPlan, *, device: Accelerator, weights_source: str
     """
     assert memory.kv_cache_bytes is not None
     steps = [
-        Step(f"Memory: {part.name}", "", usual_amount(part.bytes, part.usual_bytes), part.source)
+        Step(f"Memory: {part.name}", "", _usual_amount(part.bytes, part.usual_bytes), part.source)
         for part in memory.parts
     ]
     if len(steps) == 1:
@@ -327,7 +329,7 @@ def memory_steps(memory: MemoryPlan, *, device: Accelerator, weights_source: str
     left = Step(
         "KV memory of a rank",
         " - ".join(part.name for part in memory.parts),
-        usual_amount(memory.kv_cache_bytes, memory.usual_bytes),
+        _usual_amount(memory.kv_cache_bytes, memory.usual_bytes),
         "; ".join(
             text
             for text in (
@@ -340,7 +342,7 @@ def memory_steps(memory: MemoryPlan, *, device: Accelerator, weights_source: str
     return [whole, share, weights, *others, left]
 
 
-def usual_amount(size: Interval, usual: int | None) -> str:
+def _usual_amount(size: Interval, usual: int | None) -> str:
     """Return bytes for people: the two ends, and what lies usually between them."""
     if size.exact or usual is None:
         return amount(size)
