@@ -177,6 +177,11 @@ def test_what_cannot_be_read_is_named_by_its_option(arguments: tuple[str, ...], 
         ((*MODEL, "--gpu", "H1000"), "--gpu: H1000 is not in the catalog"),
         ((*MODEL, "--gpu", "H100-80GB", "--engine", "vllm@0.99"), "--engine: 0.99.0 is not known"),
         ((*MODEL, "--gpu", "H100-80GB", "--weights", "61GB"), "--weights: '61GB'"),
+        ((*MODEL, "--gpu", "H100-80GB", "--weights", "61"), "--weights: 61 is 61 bytes"),
+        (
+            (*MODEL, "--gpu", "H100-80GB", "--engine", "sglang", "--weights", "61"),
+            "--weights: 61 is 61 bytes",
+        ),
         ((*MODEL, "--gpu", "CPU"), "--kv-memory: accelerator.type CPU needs"),
         (
             (*MODEL, "--gpu", "H100-80GB", "--agents", "1+5", "--worker-context", "64k"),

@@ -557,6 +557,18 @@ def test_unknown_weights_are_unknown_unless_memory_is_given() -> None:
     assert stated.budget_computed.reason is Reason.PREDICTED
 
 
+@pytest.mark.parametrize(
+    ("memory", "given"), [(61, "61 is 61 bytes"), ("1023Ki", "1023Ki is 1,047,552 bytes")]
+)
+def test_weights_without_their_unit_are_no_promise(memory: int | str, given: str) -> None:
+    plan = h100(model={"name": "Qwen/Qwen3-32B", "weights": {"memory": memory}})
+    assert plan.verdict is not Verdict.FITS
+    assert plan.spec_resolved.reason is Reason.INVALID_SPEC
+    assert plan.spec_resolved.message.startswith(f"spec.model.weights.memory: {given}, less than")
+    least = h100(model={"name": "Qwen/Qwen3-32B", "weights": {"memory": "1Mi"}})
+    assert least.spec_resolved.reason is Reason.RESOLVED
+
+
 def test_memory_that_cannot_be_predicted_is_unknown_unless_given() -> None:
     unknown = h100(accelerator={"type": "MI300X-192GB"})
     assert unknown.budget_computed.reason is Reason.MEMORY_UNKNOWN

@@ -59,7 +59,7 @@ class Reason(_Word):
 
     # SpecResolved
     RESOLVED = "Resolved", "Model, device and engine version are known."
-    INVALID_SPEC = "InvalidSpec", "A stored field no longer parses; edit the named field."
+    INVALID_SPEC = "InvalidSpec", "A field cannot be used as it is stored; edit it."
     UNKNOWN_MODEL = "UnknownModel", "The catalog lacks the model; give spec.model.config."
     INVALID_MODEL_CONFIG = "InvalidModelConfig", "config.json is unusable; mend the named field."
     CONFIG_NOT_FOUND = "ConfigNotFound", "The ConfigMap or its key is missing; create it."

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import Field, StrictInt, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
@@ -16,7 +16,8 @@ from ballonet.catalog.entries import Confidence, Entry
 from ballonet.catalog.lookup import suggest
 from ballonet.kv.geometry import ModelGeometry, parse_config
 
-_MOST_WEIGHTS_BYTES = 2**50
+LEAST_WEIGHTS_BYTES: Final = 2**20
+_MOST_WEIGHTS_BYTES: Final = 2**50
 
 
 class CatalogModel(Entry):
@@ -33,7 +34,9 @@ class CatalogModel(Entry):
 
     name: Annotated[str, StringConstraints(max_length=253, pattern=HUB_NAME_PATTERN)]
     config: Annotated[dict[str, Any], Field(min_length=1)]
-    weights_bytes: Annotated[StrictInt, Field(ge=2**20, le=_MOST_WEIGHTS_BYTES)] | None = None
+    weights_bytes: (
+        Annotated[StrictInt, Field(ge=LEAST_WEIGHTS_BYTES, le=_MOST_WEIGHTS_BYTES)] | None
+    ) = None
 
     @model_validator(mode="after")
     def _weights_are_not_recalled(self) -> Self:

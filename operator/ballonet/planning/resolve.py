@@ -16,6 +16,7 @@ from ballonet.api.v1alpha1 import (
     Queue,
 )
 from ballonet.catalog import Accelerator, Catalog, CatalogModel
+from ballonet.catalog.models import LEAST_WEIGHTS_BYTES
 from ballonet.engines import vllm
 from ballonet.engines.base import PlannedArguments
 from ballonet.engines.vllm_abilities import (
@@ -611,9 +612,21 @@ def weights_of(
     entry: CatalogModel | None,
     arguments: PlannedArguments,
 ) -> Weights | None:
-    """Return the weights: given, of the catalog, or worked out; None where nobody knows."""
+    """Return the weights: given, of the catalog, or worked out; None where nobody knows.
+
+    Raises:
+        Unresolved: no model is as small as what is given; most likely its unit was left out.
+    """
     if spec.model.weights is not None:
-        return Weights(Interval.point(quantity_bytes(spec.model.weights.memory)), "given")
+        memory = spec.model.weights.memory
+        given = quantity_bytes(memory)
+        if given < LEAST_WEIGHTS_BYTES:
+            raise Unresolved(
+                Reason.INVALID_SPEC,
+                f"spec.model.weights.memory: {memory} is {given:,} bytes, less than any model "
+                "takes: write it with its unit, for example 61Gi",
+            )
+        return Weights(Interval.point(given), "given")
     asked = arguments.quantization
     if asked is not None and (geometry is None or not _is_own(asked, geometry)):
         return None  # what quantizing at loading makes of the weights is not known
