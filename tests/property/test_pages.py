@@ -23,11 +23,13 @@ edits = st.tuples(
 
 
 def parsed(page: str) -> Page | None:
-    """Read the whole page with the library; None where it does not parse."""
+    """Read the whole page with the library; None where it does not parse, or is of another time."""
     page_series: dict[str, list[tuple[dict[str, str], float]]] = {}
     try:
         for family in text_string_to_metric_families(page):
             for one in family.samples:
+                if one.timestamp is not None:
+                    return None
                 page_series.setdefault(one.name, []).append((one.labels, one.value))
     except ValueError:
         return None
