@@ -8,11 +8,12 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.processes import Process
 
 LOCK = "session.lock"
 # Who only looks has the lock for a moment.
@@ -55,11 +56,14 @@ def _taken(file: IO[str]) -> bool:
 
 
 def _holder(lock: Path) -> str:
-    # Looked up, not written down: what a file says outlives the process that wrote it.
-    for pid in sorted(int(path.name) for path in Path("/proc").glob("[0-9]*")):
+    # Looked up, not written down: what a file says outlives the process that wrote it. The session
+    # began before its command, whose id may be lower: ids begin anew.
+    pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    for pid in sorted(pids, key=lambda pid: (Process.of(pid).start_ticks, pid)):
         if pid != os.getpid() and _has_open(pid, lock):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-            return f"process {pid} ({' '.join(command.split(chr(0))).strip()})"
+            with suppress(FileNotFoundError):  # it has ended meanwhile
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+                return f"process {pid} ({' '.join(command.split(chr(0))).strip()})"
     return "another process"
 
 

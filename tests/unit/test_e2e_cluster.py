@@ -197,6 +197,14 @@ def test_a_cluster_in_use_is_refused_with_process_and_command(
         pass
 
 
+def test_the_session_is_named_also_where_its_command_has_the_lower_id(
+    session: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = max(session)
+    monkeypatch.setattr(Process, "of", lambda pid: Process(pid, -1 if pid == last else pid))
+    assert (guard.user(tmp_path) or "").startswith(f"process {last} (")
+
+
 def test_the_command_of_a_killed_session_still_uses_the_cluster(
     session: tuple[int, int], tmp_path: Path
 ) -> None:
