@@ -320,3 +320,8 @@ def test_figures_that_are_missing_are_those_of_the_class(
     }
     (first, _) = parse_config(json.dumps({**bare, **fields})).caches
     assert first == (expected,)
+
+
+def test_bloom_has_a_word_of_its_own_for_the_hidden_state() -> None:
+    bloom = geometry("bloom", hidden_size=..., n_embed=1024, num_key_value_heads=...)
+    assert bloom.caches[0] == (Attention(kv_heads=8, head_dim=128, value_dim=128),)

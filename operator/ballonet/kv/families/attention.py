@@ -59,7 +59,7 @@ def query_heads(config: Config) -> int:
 
 def hidden_size(config: Config) -> int:
     """Return the elements of the hidden state of one token."""
-    return config.number("hidden_size", "n_embd", "d_model", "dim")
+    return config.number("hidden_size", "n_embd", "n_embed", "d_model", "dim")
 
 
 def head_size(config: Config) -> int:
