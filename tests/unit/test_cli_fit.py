@@ -107,7 +107,9 @@ def test_a_question_that_cannot_be_asked_names_options_and_no_fields() -> None:
     assert "MODEL: acme/thinker is not in the catalog: give " in stranger.stdout
     wide = fit(*MODEL, "--gpu", "H100", "--tensor", "16")
     assert "--tensor: tensor 16 x pipeline 1 x data 1 = 16 devices a pod" in wide.stdout
-    assert "spec." not in stranger.stdout + wide.stdout
+    many = fit(*MODEL, "--gpu", "H100", "--agents", "9999+9999", "--runs", "1000")
+    assert "--agents and --runs: 19,998,000 sequences at once" in many.stdout
+    assert "spec." not in stranger.stdout + wide.stdout + many.stdout
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
@@ -119,6 +121,21 @@ def test_help_has_extras_in_brackets_as_pip_takes_them(option: str) -> None:
 def test_lists_of_commands_say_whole_sentences(words: tuple[str, ...]) -> None:
     text = CliRunner().invoke(app, [*words, "--help"]).stdout.replace("[ARGS]...", "")
     assert "..." not in text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("fit", "gpus", "plan", "explain"),
+        *("catalog gpus", "catalog models", "catalog engines"),
+        *("receipts list", "receipts export", "receipts import"),
+    ],
+)
+def test_options_say_what_they_take_and_not_its_type_in_python(command: str) -> None:
+    text = CliRunner().invoke(app, [*command.split(), "--help"]).stdout
+    options = [line for line in text.splitlines() if line.startswith("  -")]
+    assert options
+    assert [line for line in options if "str>" in line] == []
 
 
 def test_the_examples_of_the_help_are_questions_that_can_be_asked() -> None:

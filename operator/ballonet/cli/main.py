@@ -86,6 +86,7 @@ def plan(
         typer.Option(
             "--filename",
             "-f",
+            metavar="FILE",
             help="YAML or JSON with pools, or a folder of such files; - reads standard input.",
         ),
     ] = None,
@@ -93,7 +94,9 @@ def plan(
     config: Annotated[
         str | None,
         typer.Option(
-            "--config", help="A file with config.json, for pools that refer to a ConfigMap."
+            "--config",
+            metavar="FILE",
+            help="A file with config.json, for pools that refer to a ConfigMap.",
         ),
     ] = None,
     catalog: options.CatalogFiles = None,
@@ -151,11 +154,19 @@ def explain(
     pool: Annotated[str, typer.Argument(metavar="POOL", help="Name of the InferencePool.")],
     namespace: Annotated[
         str | None,
-        typer.Option("--namespace", "-n", help="Its namespace; that of the context if left out."),
+        typer.Option(
+            "--namespace",
+            "-n",
+            metavar="NAME",
+            help="Its namespace; that of the context if left out.",
+        ),
     ] = None,
     kube_context: options.KubeContext = None,
     since: Annotated[
-        str, typer.Option("--since", help="How far back, as 90s, 15m or 1h; at most 1d.")
+        str,
+        typer.Option(
+            "--since", metavar="TIME", help="How far back, as 90s, 15m or 1h; at most 1d."
+        ),
     ] = "1h",
     prometheus: Annotated[
         str | None,

@@ -84,11 +84,15 @@ CatalogFiles = Annotated[
 ]
 Namespace = Annotated[
     str | None,
-    typer.Option("--namespace", "-n", help="Namespace; that of the context if left out."),
+    typer.Option(
+        "--namespace", "-n", metavar="NAME", help="Namespace; that of the context if left out."
+    ),
 ]
 KubeContext = Annotated[
     str | None,
-    typer.Option("--context", help="Context of the kubeconfig; the current one if left out."),
+    typer.Option(
+        "--context", metavar="NAME", help="Context of the kubeconfig; the current one if left out."
+    ),
 ]
 Config = Annotated[
     str | None,

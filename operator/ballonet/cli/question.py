@@ -37,6 +37,7 @@ OPTIONS: Final = {
     "spec.topologies[agents].roles[agent].count": "--agents",
     "spec.topologies[agents].concurrentRuns": "--runs",
     "spec.topologies[0].concurrentRuns": "--runs",
+    "spec.topologies:": "--agents and --runs:",
 }
 _TOKENS: Final = re.compile(r"(\d{1,9})([km]?)", re.ASCII | re.IGNORECASE)
 _AGENTS: Final = re.compile(r"(\d{1,4})(?:\+(\d{1,4}))?", re.ASCII)

@@ -37,7 +37,9 @@ def list_receipts(
     *,
     files: Annotated[
         list[str] | None,
-        typer.Option("--filename", "-f", help="An exported file instead of the cluster's."),
+        typer.Option(
+            "--filename", "-f", metavar="FILE", help="An exported file instead of the cluster's."
+        ),
     ] = None,
     namespace: options.Namespace = None,
     context: options.KubeContext = None,
