@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from aiohttp import web
 from ballonet.cluster.client import KubernetesCluster
 from ballonet.cluster.connection import Connection, NoConnectionError
 from ballonet.cluster.port import ApiError, Json, Kind
+from tests.certificates import certificate
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -273,6 +276,34 @@ async def test_a_token_that_stays_refused_is_an_error_after_one_request(
     api.handler = Api.answer({}, 401)
     assert (await failing(cluster.get(Kind.POOL, "ns", "p"))).status == 401
     assert len(api.requests) == 1
+
+
+async def test_trust_is_set_up_anew_until_the_servers_certificate_is_known(
+    tmp_path: Path,
+) -> None:
+    authorities = {name: certificate(tmp_path, name) for name in ("old", "new")}
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authorities["new"])
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", Api.answer({}))
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    server = f"https://127.0.0.1:{runner.addresses[0][1]}"
+    trusted = "old"
+
+    async def connect() -> Connection:
+        return Connection(server, ca_path=str(authorities[trusted][0]))
+
+    cluster = KubernetesCluster(connect)
+    for _ in range(5):
+        assert (await failing(cluster.get(Kind.POOL, "ns", "p"))).reason == "Untrusted"
+    # It may take hours: what failed is not kept.
+    assert len(cluster._clients) == 2
+    trusted = "new"
+    assert await cluster.get(Kind.POOL, "ns", "p") == {}
+    await cluster.close()
+    await runner.cleanup()
 
 
 async def test_credentials_that_cannot_be_read_are_no_answer(api: Api) -> None:

@@ -10,7 +10,6 @@ import json
 import re
 import socket
 import ssl
-import subprocess
 import threading
 import time
 import weakref
@@ -32,7 +31,11 @@ from ballonet.telemetry.port import EngineSample, PodTarget, ScrapeFailure
 from ballonet.telemetry.prometheus import PERIOD_SECONDS, PrometheusSource
 from ballonet.telemetry.rounds import Limits
 from ballonet.telemetry.scrape import read_page
+from tests.certificates import certificate
 from tests.pages import REAL_PAGE
+
+# The client of Prometheus alone takes half a minute to import on a machine under load.
+pytestmark = pytest.mark.timeout(180)
 
 Json = dict[str, Any]
 # Some scrape, not now: the source must go by what Prometheus says.
@@ -617,14 +620,7 @@ async def test_nothing_is_kept_of_failures_but_the_last(
 
 @pytest.fixture
 def identity(tmp_path: Path) -> tuple[Path, Path]:
-    """Make a certificate of 127.0.0.1 and its key."""
-    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
-        f"-subj /CN=prometheus -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}"
-    )
-    subprocess.run(command.split(), check=True, capture_output=True)
-    return certificate, key
+    return certificate(tmp_path)
 
 
 async def test_only_the_authorities_of_a_connection_are_trusted(

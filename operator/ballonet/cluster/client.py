@@ -66,7 +66,7 @@ class KubernetesCluster:
         self._connection: Connection | None = None
         # The generated client carries no types.
         self._client: Any = None
-        # Those in use before are closed at the end: other calls may still be under way in them.
+        # The one in use and the one before: other calls may still be under way in it.
         self._clients: list[Any] = []
         self._login = asyncio.Lock()
 
@@ -257,7 +257,7 @@ class KubernetesCluster:
         if self._connection is None:
             async with self._login:
                 if self._connection is None:
-                    self._use(await self._credentials())
+                    await self._use(await self._credentials())
         assert self._connection is not None
         return self._connection
 
@@ -268,7 +268,7 @@ class KubernetesCluster:
                 fresh = await self._credentials()
                 if fresh == refused:
                     return False
-                self._use(fresh)
+                await self._use(fresh)
         return True
 
     async def _credentials(self) -> Connection:
@@ -277,7 +277,7 @@ class KubernetesCluster:
         except (NoConnectionError, OSError) as error:
             raise ApiError(0, "NoCredentials", str(error)) from error
 
-    def _use(self, connection: Connection) -> None:
+    async def _use(self, connection: Connection) -> None:
         if self._connection is None or connection.tls != self._connection.tls:
             configuration = Configuration()
             configuration.host = connection.server
@@ -286,7 +286,9 @@ class KubernetesCluster:
             configuration.key_file = connection.key_path
             configuration.verify_ssl = connection.verify_tls
             self._client = ApiClient(configuration)
-            self._clients.append(self._client)
+            gone, self._clients = self._clients[:-1], [*self._clients[-1:], self._client]
+            for client in gone:
+                await client.close()
         self._connection = connection
 
 
