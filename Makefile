@@ -88,6 +88,7 @@ lock: ## Resolve the dependencies anew and write the lock files
 	hack/lock.sh
 
 # By name, never the folder itself: BALLONET_CACHE may be a folder with other things in it.
+BUILT = venv-* vllm-* kubernetes-* pause-* prometheus-* images buildah model model-sliding sizing tools *.lock
 .PHONY: clean
 clean: down ## Stop the cluster and remove what was built into the cache folder
-	rm -rf $(foreach name,venv-* vllm-* kubernetes-* pause-* images buildah tools *.lock,"$(CACHE)"/$(name))
+	rm -rf $(foreach name,$(BUILT),"$(CACHE)"/$(name))

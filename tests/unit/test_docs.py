@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -90,6 +91,18 @@ def test_the_documented_keys_of_the_budget_are_the_real_ones() -> None:
         line.split("=")[0] for line in config_map_data(document)["budget.env"].splitlines()
     ]
     assert documented("variable") == variables
+
+
+def test_what_the_page_names_of_the_cache_folder_is_removed_by_make_clean() -> None:
+    page = (ROOT / "docs/testing-images.md").read_text()
+    table = page.split("| entry | made from |", 1)[1].split("\n\n", 1)[0]
+    cells = [row.split("|")[1] for row in table.splitlines()[2:]]
+    entries = {name.split("/")[0] for cell in cells for name in re.findall("`([^`]+)`", cell)}
+    command = ["make", "--dry-run", "clean"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    removed = set(re.findall(r'"/([^"/\s]+)(?=\s)', told))
+    assert len(entries) >= 5
+    assert entries <= removed
 
 
 def test_a_part_of_a_page_is_replaced_and_a_place_that_is_missing_is_an_error() -> None:
