@@ -18,6 +18,11 @@ settings.register_profile(
 )
 settings.load_profile("ballonet")
 
+# Servers of tests are on loopback, where a proxy of the machine cannot go.
+for proxy in ("http_proxy", "https_proxy", "all_proxy"):
+    os.environ.pop(proxy, None)
+    os.environ.pop(proxy.upper(), None)
+
 LAWS = Path(__file__).parent / "property"
 # A law tries hundreds of examples: a busy machine takes minutes over what a quiet one does in ten
 # seconds.
