@@ -38,6 +38,7 @@ FORMATS = (
 )
 ATTENTION: dict[str, dict[str, Any]] = {
     **{f"heads {size}": {"head_size": size} for size in (64, 80, 96, 128, 192, 256, 512)},
+    "windows": {"head_size": 128, "has_sliding_window": True},
     "sinks": {"head_size": 64, "has_sink": True},
     "two-way images": {"head_size": 128, "use_mm_prefix": True},
     "latent": {"head_size": 576, "use_mla": True},

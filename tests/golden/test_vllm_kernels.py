@@ -31,6 +31,7 @@ VERSIONS = sorted({version for version, *_ in TAKEN})
 ATTENTION = sorted({attention for _, _, attention, _ in TAKEN})
 ASKED = sorted({asked for _, asked, _, _ in TAKEN if asked is not None})
 MODELS = {
+    "windows": "mistralai/Mistral-7B-v0.1",
     "sinks": "openai/gpt-oss-20b",
     "two-way images": "google/gemma-3-27b-it",
     "latent": "deepseek-ai/DeepSeek-V3",

@@ -294,6 +294,9 @@ LATENT, SPARSE, SINKS = "deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V3.2", 
         ("google/gemma-3-1b-it", "T4-16GB", "fp8_e4m3", "0.23.0", False),
         (SINKS, "A100-80GB", "turboquant_k8v4", "0.33.0", False),
         (WINDOWED, "H100-80GB", "turboquant_k8v4", "0.33.0", False),
+        # Backends are asked whether they take windows from 0.26 on.
+        ("google/gemma-3-1b-it", "H100-80GB", "turboquant_k8v4", "0.25.1", True),
+        ("google/gemma-3-1b-it", "H100-80GB", "turboquant_k8v4", "0.26.0", False),
         # Backends were asked whether they take such images from 0.13 on.
         (WINDOWED, "A100-80GB", "fp8_e4m3", "0.12.0", True),
         (WINDOWED, "A100-80GB", "fp8_e4m3", "0.13.0", False),

@@ -38,6 +38,7 @@ class _Kernel:
         heads: sizes of heads that it takes; empty for any.
         sinks: whether it takes attention sinks.
         images: whether it takes images that attend both ways.
+        windows: whether it takes layers that see the last tokens only.
         shared: first minor version in which ranks can share its sequences (decode context
             parallel); None for never.
     """
@@ -51,6 +52,7 @@ class _Kernel:
     heads: frozenset[int] = frozenset()
     sinks: bool = True
     images: bool = True
+    windows: bool = True
     shared: tuple[int, int] | None = (0, 0)
 
     def runs(self, compute: tuple[int, int], version: Version) -> bool:
@@ -65,16 +67,16 @@ class _Kernel:
     def takes(self, geometry: ModelGeometry, *, text_only: bool) -> bool:
         """Return whether it has the attention of a model."""
         two_way = geometry.model_type in _WITH_TWO_WAY_IMAGES and geometry.encoder and not text_only
+        attention = [c for layer in geometry.caches for c in layer if isinstance(c, Attention)]
         return (
             (self.sinks or geometry.model_type not in _WITH_SINKS)
             and (self.images or not two_way)
+            and (self.windows or not any(cache.window_tokens for cache in attention))
             and (
                 not self.heads
                 or all(
                     cache.head_dim == cache.value_dim and cache.head_dim in self.heads
-                    for layer in geometry.caches
-                    for cache in layer
-                    if isinstance(cache, Attention)
+                    for cache in attention
                 )
             )
         )
@@ -91,6 +93,7 @@ def _kernel(
     heads: Iterable[int] = (),
     sinks: bool = True,
     images: bool = True,
+    windows: bool = True,
     shared: tuple[int, int] | None = (0, 0),
 ) -> _Kernel:
     return _Kernel(
@@ -103,6 +106,7 @@ def _kernel(
         heads=frozenset(heads),
         sinks=sinks,
         images=images,
+        windows=windows,
         shared=shared,
     )
 
@@ -205,7 +209,12 @@ _KERNELS: Final = (
     _kernel(_PLAIN, _ALL_FP8, majors=(9, 10)),  # FLASH_ATTN, FLASHINFER
     *_TRITON_FEW_BITS,
     *_FLASHINFER_FEW_BITS,
-    _kernel(_PLAIN, _TURBOQUANT, sinks=False, images=False, shared=None),  # TURBOQUANT
+    _kernel(  # TURBOQUANT
+        _PLAIN, _TURBOQUANT, last=(0, 25), sinks=False, images=False, shared=None
+    ),
+    _kernel(
+        _PLAIN, _TURBOQUANT, since=(0, 26), sinks=False, images=False, windows=False, shared=None
+    ),
     _kernel(_LATENT, "auto float16", majors=(7, 8, 9, 11, 12)),
     # On 10.x FLASHINFER_MLA came before CUTLASS_MLA in 0.15, and ranks share its sequences from
     # 0.25 on.
