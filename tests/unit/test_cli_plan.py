@@ -350,6 +350,11 @@ def test_an_unusable_config_is_named(tmp_path: Path, content: str, words: str) -
             {"rollout": {"zzz": 1}},
             "spec.rollout.zzz: no such field: use one of drainSeconds, strategy",
         ),
+        (
+            {"engine": {"env": [{"name": "HF_TOKEN", "valueFrom": {}}]}},
+            "spec.engine.env[0].valueFrom: no such field: name the variable under env of "
+            "container engine in spec.engine.podTemplate",
+        ),
         ({"parallelism": {"tensor": 3}}, "spec.parallelism.tensor: "),
         (
             {"sequence": {"max_tokens": 100}},

@@ -155,7 +155,16 @@ def _problems(plan: Plan) -> tuple[str, ...]:
     return (message, *plan.refused_arguments)
 
 
+# Fields of Kubernetes that are near one of the resource and no misspelling of it.
+_ELSEWHERE: Final = {
+    "valueFrom": "name the variable under env of container engine in spec.engine.podTemplate, "
+    "which may take it from a Secret"
+}
+
+
 def _did_you_mean(field: UnknownField) -> str:
+    if field.name in _ELSEWHERE:
+        return f": {_ELSEWHERE[field.name]}"
     close = suggest(field.name, field.siblings, limit=1, likeness=0.6)
     return f": did you mean {close[0]}?" if close else f": use one of {', '.join(field.siblings)}"
 
