@@ -15,6 +15,7 @@ from ballonet.catalog.flags import (
     vllm_sampled_versions,
     vllm_switches,
     vllm_transformers_architectures,
+    vllm_unstaged_ranges,
 )
 from ballonet.kv.units import GIB
 
@@ -332,7 +333,7 @@ def test_flag_ranges_lie_between_sampled_versions() -> None:
 
 def test_models_and_backends_lie_between_versions_that_were_read() -> None:
     read = vllm_registry_versions()
-    for ranges in (vllm_architecture_ranges(), vllm_backend_ranges()):
+    for ranges in (vllm_architecture_ranges(), vllm_backend_ranges(), vllm_unstaged_ranges()):
         for name, spans in ranges.items():
             assert name.isidentifier()
             for first, last in spans:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ballonet.api.conditions import Reason, Status
+from ballonet.api.conditions import Finding, Reason, Status
 from ballonet.api.status import Source
 from ballonet.kv.units import GIB
 from ballonet.planning.plan import Plan
@@ -255,6 +255,35 @@ def test_a_model_that_was_removed_is_refused_with_the_last_version_that_has_it()
     assert "use vLLM 0.10.2 to 0.23.0" in removed.message
     last = planned("Qwen/Qwen-7B-Chat", engine={"version": "0.23.0"}).spec_resolved
     assert "architecture" not in last.message
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "starts"),
+    [
+        ("google/gemma-3n-E4B-it", "0.33.0", False),
+        ("mistralai/Mamba-Codestral-7B-v0.1", "0.32.0", False),
+        ("deepseek-ai/DeepSeek-V4-Flash", "0.20.2", False),
+        ("deepseek-ai/DeepSeek-V4-Flash", "0.21.0", True),
+        (DENSE, "0.10.2", True),
+    ],
+)
+def test_pipeline_stages_need_a_model_that_the_version_divides(
+    model: str, version: str, *, starts: bool
+) -> None:
+    def resolved(pipeline: int, *args: str) -> Finding:
+        plan = planned(
+            model,
+            engine={"version": version, "args": list(args)},
+            parallelism={"tensor": 2, "pipeline": pipeline},
+        )
+        return plan.spec_resolved
+
+    message = resolved(2).message
+    assert (resolved(2).status is Status.TRUE) is starts, message
+    assert message.startswith("spec.parallelism.pipeline: 2: vLLM") is not starts
+    assert resolved(1).status is Status.TRUE
+    # Other code may run it.
+    assert resolved(2, "--trust-remote-code").status is Status.TRUE
 
 
 def test_what_another_library_may_run_is_not_refused_for_its_architecture() -> None:

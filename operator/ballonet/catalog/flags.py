@@ -65,6 +65,12 @@ def vllm_transformers_architectures() -> frozenset[str]:
 
 
 @cache
+def vllm_unstaged_ranges() -> Ranges:
+    """Return the versions that run an architecture in one pipeline stage only."""
+    return _ranges(load(_MODELS)["without_pipeline"])
+
+
+@cache
 def vllm_backend_ranges() -> Ranges:
     """Return the versions that know the name of each attention backend."""
     return _ranges(load(_MODELS)["attention_backends"])

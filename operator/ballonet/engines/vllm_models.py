@@ -21,6 +21,7 @@ from ballonet.catalog.flags import (
     vllm_backend_ranges,
     vllm_registry_versions,
     vllm_transformers_architectures,
+    vllm_unstaged_ranges,
 )
 from ballonet.engines.vllm_versions import Names, Version, parse_version
 
@@ -51,6 +52,19 @@ def lacks(architectures: Sequence[str], version: str) -> bool:
         and not _falls_back(name, version)
         for name in architectures
     )
+
+
+def runs_in_one_stage(architectures: Sequence[str], version: str) -> bool:
+    """Return whether a version surely divides none of the architectures into pipeline stages.
+
+    is_pp_supported_model, config/model.py.
+    """
+    return bool(architectures) and _in_one_stage(version).issuperset(architectures)
+
+
+@lru_cache(maxsize=64)
+def _in_one_stage(version: str) -> frozenset[str]:
+    return Names.of(vllm_registry_versions(), vllm_unstaged_ranges()).sure(version)
 
 
 @lru_cache(maxsize=64)

@@ -27,7 +27,7 @@ from ballonet.engines.vllm_abilities import (
     tries_all_backends,
 )
 from ballonet.engines.vllm_kernels import LayerKind, is_read, layer_without_kernel
-from ballonet.engines.vllm_models import lacks, versions_with
+from ballonet.engines.vllm_models import lacks, runs_in_one_stage, versions_with
 from ballonet.kv.cache_types import AUTO, PLAIN_FP8, told_type
 from ballonet.kv.config import InvalidModelConfig, LayoutNotUnderstood
 from ballonet.kv.geometry import ModelGeometry, parse_config
@@ -244,19 +244,29 @@ def _lacks_fp8(device: Accelerator) -> bool:
 def _check_engine_knows(
     spec: InferencePoolSpec, geometry: ModelGeometry, arguments: PlannedArguments
 ) -> None:
-    """Check that the engine's version can run the model's architecture.
+    """Check that the engine's version can run the model's architecture, in so many stages.
 
     Raises:
         Unresolved: it surely cannot, and nothing else is asked to.
     """
     version, named = spec.engine.version, geometry.architectures
-    if arguments.foreign_code or not lacks(named, version):
+    if arguments.foreign_code:
         return
-    raise Unresolved(
-        Reason.UNSUPPORTED_BY_ENGINE,
-        f"spec.engine.version: vLLM {version} does not have the architecture {' or '.join(named)} "
-        f"of {spec.model.name}, and the engine would not start: use vLLM {versions_with(named)}",
-    )
+    if lacks(named, version):
+        raise Unresolved(
+            Reason.UNSUPPORTED_BY_ENGINE,
+            f"spec.engine.version: vLLM {version} does not have the architecture "
+            f"{' or '.join(named)} of {spec.model.name}, and the engine would not start: use vLLM "
+            f"{versions_with(named)}",
+        )
+    stages = spec.parallelism.pipeline
+    if stages > 1 and runs_in_one_stage(named, version):
+        raise Unresolved(
+            Reason.UNSUPPORTED_BY_ENGINE,
+            f"spec.parallelism.pipeline: {stages}: vLLM {version} does not divide "
+            f"{' or '.join(named)} of {spec.model.name} into stages, and the engine would not "
+            "start: use 1",
+        )
 
 
 def _is_own(asked: str, geometry: ModelGeometry) -> bool:
