@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -70,7 +71,7 @@ def _apply_to_pod(site: Site) -> None:
         site.kubectl("apply", "-f", "-", stdin=manifest)
         applied = time.perf_counter()
         eventually(
-            lambda wanted=name: _pods(site, wanted),
+            partial(_pods, site, name),
             f"the pod of {name} exists",
             interval_seconds=0.01,
         )

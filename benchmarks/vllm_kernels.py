@@ -69,7 +69,7 @@ class _Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     )
 
     def find_spec(self, name: str, *_: object) -> Any:
-        package, _, _ = name.partition(".")
+        package = name.partition(".")[0]
         if package == "vllm":
             if not name.startswith(("vllm._", "vllm.vllm_flash_attn", "vllm.third_party")):
                 return None
@@ -201,8 +201,8 @@ class Backends:
         asked = self._asked(attention, kind)
         ask = self.platform.get_valid_backends
         known = inspect.signature(ask).parameters
-        config = getattr(self.selector, "AttentionSelectorConfig", None)
         if "attn_selector_config" in known:
+            config = self.selector.AttentionSelectorConfig
             fields = {name: value for name, value in asked.items() if name in config._fields}
             asked["attn_selector_config"] = config(**fields)
         valid, _ = ask(**{name: value for name, value in asked.items() if name in known})

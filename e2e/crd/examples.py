@@ -60,7 +60,8 @@ _UNICODE: Final = "größe-模型-🎈"
 def _string(node: Json, name: str, length: int) -> str:
     if "enum" in node:
         return str(node["enum"][0])
-    return _STRETCHED.get(name, lambda n: "a" * n)(length)
+    stretched = _STRETCHED.get(name)
+    return "a" * length if stretched is None else stretched(length)
 
 
 def _sample(node: Json, name: str, number: int = 0) -> Any:
@@ -184,7 +185,9 @@ def _string_examples(name: str, node: Json) -> Iterator[tuple[str, Any, str | No
     if pattern is None or re.search(pattern, _UNICODE):
         yield "unicode accepted", _UNICODE, None
         yield "longest unicode accepted", "a" + "🎈" * (high - 1), None
-    for bad in _BAD_TEXTS if pattern is not None else ():
+    if pattern is None:
+        return
+    for bad in _BAD_TEXTS:
         if not re.search(pattern, bad):
             yield f"{bad!r} refused", bad, "should match"
 

@@ -77,7 +77,8 @@ def test_the_engines_own_figures_stand_beside_the_planned_ones(serving: Serving)
 def test_a_plain_engine_without_limits_preempts(outcome: Outcome) -> None:
     assert outcome.plain.load.finished == 6
     assert outcome.plain.load.preemptions >= 1
-    assert outcome.plain.load.peak_running > 3
+    peak = outcome.plain.load.peak_running
+    assert peak is not None and peak > 3
 
 
 def test_the_unfit_pool_under_warn_queues_and_does_not_preempt(outcome: Outcome) -> None:
@@ -85,11 +86,13 @@ def test_the_unfit_pool_under_warn_queues_and_does_not_preempt(outcome: Outcome)
     assert outcome.warned.load.finished == 6
     assert outcome.warned.load.preemptions == 0
     assert outcome.warned.load.peak_running == 3
-    assert outcome.warned.load.peak_waiting >= 1
+    waiting = outcome.warned.load.peak_waiting
+    assert waiting is not None and waiting >= 1
 
 
 def test_the_remedied_pool_runs_all_six_at_once_without_preemption(outcome: Outcome) -> None:
     assert outcome.remedied.load.finished == 6
     assert outcome.remedied.load.preemptions == 0
     assert outcome.remedied.load.peak_running == 6
-    assert outcome.remedied.load.peak_blocks <= 114
+    blocks = outcome.remedied.load.peak_blocks
+    assert blocks is not None and blocks <= 114
