@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# Of vLLM 0.32.0 after a fan-out with preemptions.
+# A whole page of vLLM 0.32.0 on CPU, taken after a fan-out with two preemptions.
 REAL_PAGE = (Path(__file__).parent / "unit" / "data" / "vllm_0.32.0_metrics.txt").read_text()

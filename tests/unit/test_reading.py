@@ -18,7 +18,6 @@ from ballonet.telemetry.scrape import read_page
 from tests.pages import REAL_PAGE
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
-# A whole page of vLLM 0.32.0 on CPU, taken after a fan-out with two preemptions.
 
 
 def read(page: str) -> Reading:

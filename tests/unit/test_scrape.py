@@ -17,7 +17,6 @@ from ballonet.telemetry.scrape import MAX_PAGE_BYTES, DirectScrape
 from tests.pages import REAL_PAGE
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
-# A whole page of vLLM 0.32.0 on CPU, taken after a fan-out with two preemptions.
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
