@@ -273,6 +273,32 @@ async def test_a_rotated_token_is_read_again_when_the_old_one_is_refused(
     assert api.tokens[-1] == "Bearer second"
 
 
+async def test_a_call_ends_well_however_often_the_credentials_change_meanwhile(api: Api) -> None:
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def check(request: web.Request) -> web.Response:
+        right = request.headers["Authorization"] == f"Bearer {api.token}"
+        if request.path.endswith("/slow"):
+            asked.set()
+            await answered.wait()
+        return web.json_response({}, status=200 if right else 401)
+
+    async def connect() -> Connection:
+        # Another TLS set-up each time, as where a certificate is exchanged.
+        verify_tls = api.token != "second"
+        return Connection(api.server, f"Bearer {api.token}", verify_tls=verify_tls)
+
+    api.handler = check
+    cluster = KubernetesCluster(connect)
+    slow = asyncio.create_task(cluster.get(Kind.POOL, "ns", "slow"))
+    await asked.wait()
+    for api.token in ("second", "third"):
+        await cluster.get(Kind.POOL, "ns", "p")
+    answered.set()
+    assert await slow == {}
+    await cluster.close()
+
+
 async def test_a_token_that_stays_refused_is_an_error_after_one_request(
     api: Api, cluster: KubernetesCluster
 ) -> None:
@@ -302,7 +328,7 @@ async def test_trust_is_set_up_anew_until_the_servers_certificate_is_known(
     for _ in range(5):
         assert (await failing(cluster.get(Kind.POOL, "ns", "p"))).reason == "Untrusted"
     # It may take hours: what failed is not kept.
-    assert len(cluster._clients) == 2
+    assert len(cluster._clients) == 1
     trusted = "new"
     assert await cluster.get(Kind.POOL, "ns", "p") == {}
     await cluster.close()

@@ -48,6 +48,14 @@ class _Call:
         return f"{self.method} {self.path}"
 
 
+@dataclass(eq=False)
+class _Client:
+    """A client of the library, which carries no types, and how many calls are under way in it."""
+
+    api: Any
+    calls: int = 0
+
+
 class KubernetesCluster:
     """Implements ``ballonet.cluster.port.Cluster``. One instance a process and event loop.
 
@@ -64,18 +72,16 @@ class KubernetesCluster:
         self._connect = connect
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=CONNECT_SECONDS)
         self._connection: Connection | None = None
-        # The generated client carries no types.
-        self._client: Any = None
-        # The one in use and the one before: other calls may still be under way in it.
-        self._clients: list[Any] = []
+        # The last one is in use; calls may still be under way in those before.
+        self._clients: list[_Client] = []
         self._login = asyncio.Lock()
 
     async def close(self) -> None:
         """Close all connections."""
         for client in self._clients:
-            await client.close()
+            await client.api.close()
         self._clients.clear()
-        self._client = self._connection = None
+        self._connection = None
 
     # --- the port ---------------------------------------------------------------------------------
 
@@ -226,8 +232,10 @@ class KubernetesCluster:
         }
         if connection.authorization:
             headers["Authorization"] = connection.authorization
+        client = self._clients[-1]
+        client.calls += 1
         try:
-            answer = await self._client.call_api(
+            answer = await client.api.call_api(
                 call.method,
                 connection.server + call.target,
                 headers,
@@ -247,6 +255,8 @@ class KubernetesCluster:
         except (aiohttp.ClientError, OSError) as error:
             words = str(error) or type(error).__name__
             raise ApiError(0, "Unreachable", f"{call}: {words}") from error
+        finally:
+            client.calls -= 1
         if content is None:
             raise ApiError(0, "InvalidAnswer", f"{call}: more than {call.limit_bytes} bytes")
         if not 200 <= response.status < 300:
@@ -278,6 +288,7 @@ class KubernetesCluster:
             raise ApiError(0, "NoCredentials", str(error)) from error
 
     async def _use(self, connection: Connection) -> None:
+        gone: list[_Client] = []
         if self._connection is None or connection.tls != self._connection.tls:
             configuration = Configuration()
             configuration.host = connection.server
@@ -285,11 +296,12 @@ class KubernetesCluster:
             configuration.cert_file = connection.certificate_path
             configuration.key_file = connection.key_path
             configuration.verify_ssl = connection.verify_tls
-            self._client = ApiClient(configuration)
-            gone, self._clients = self._clients[:-1], [*self._clients[-1:], self._client]
-            for client in gone:
-                await client.close()
+            gone = [client for client in self._clients if not client.calls]
+            kept = [client for client in self._clients if client.calls]
+            self._clients = [*kept, _Client(ApiClient(configuration))]
         self._connection = connection
+        for client in gone:
+            await client.api.close()
 
 
 def _path_of(obj: Json) -> str:
