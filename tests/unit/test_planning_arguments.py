@@ -342,6 +342,8 @@ LATENT, SPARSE, SINKS = "deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V3.2", 
         (DENSE, "H100-80GB", "int8_per_token_head", "0.21.0", False),
         (DENSE, "H100-80GB", "fp8_e5m2", "0.22.0", True),
         (DENSE, "L40S-48GB", "fp8_e5m2", "0.21.0", True),
+        # There is no attention that it could be chosen for.
+        ("mistralai/Mamba-Codestral-7B-v0.1", "H100-80GB", "fp8_e5m2", "0.21.0", True),
         (DENSE, "B200-180GB", "nvfp4", "0.28.0", True),
         (DENSE, "B200-180GB", "nvfp4", "0.20.2", False),
         (DENSE, "H100-80GB", "nvfp4", "0.28.0", False),

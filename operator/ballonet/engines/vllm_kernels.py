@@ -404,7 +404,7 @@ def layer_without_kernel(
         shared: whether ranks share each sequence (decode context parallel).
         backend: the one that is asked for and is read; None for the engine's own choice.
     """
-    kinds = _kinds(geometry)
+    kinds = tuple(_kinds(geometry))
     if vendor == "amd":
         without = (
             kind
@@ -416,7 +416,8 @@ def layer_without_kernel(
         return next((k for k in kinds if not _is_on_cpu(k, name, geometry, version[:2])), None)
     if vendor != "nvidia" or compute is None:
         return None
-    if backend is None and name in _TAKEN_FOR_FP8 and version[:2] <= _TAKEN_FOR_FP8_UNTIL:
+    taken = name in _TAKEN_FOR_FP8 and version[:2] <= _TAKEN_FOR_FP8_UNTIL and _PLAIN in kinds
+    if taken and backend is None:
         chosen = layer_without_kernel(
             "fp8",
             geometry,
