@@ -658,15 +658,17 @@ def test_a_backend_that_is_asked_for_has_to_keep_the_cache(
         ),
     ],
 )
-def test_of_a_backend_that_was_not_read_the_plan_says_nothing(
+def test_whether_a_backend_that_was_not_read_keeps_a_format_is_unknown(
     engine: dict[str, Any], device: str
 ) -> None:
     there = {"accelerator": {"type": device}, "budget": {"kvCacheMemoryPerRank": "20Gi"}}
-    plan = planned(DENSE, engine=engine, **there)
+    fewer_bits = there | {"sequence": {"kvCacheType": "FP8"}}
+    plan = planned(DENSE, engine=engine, **fewer_bits)
     assert plan.spec_resolved.status is Status.TRUE
     assert plan.budget_computed.reason is Reason.UNPLANNED_ARGUMENT
-    assert "whether it keeps the KV cache" in plan.budget_computed.message
-    assert planned(DENSE, **there).budget_computed.reason is Reason.GIVEN
+    assert "whether it keeps the KV cache of this model in fp8" in plan.budget_computed.message
+    # The model's own numbers are taken for kept.
+    assert planned(DENSE, engine=engine, **there).budget_computed.reason is Reason.GIVEN
 
 
 def test_cpu_engines_leave_the_backend_that_is_asked_for_aside() -> None:

@@ -280,9 +280,10 @@ def _capacity(spec: InferencePoolSpec, engine: _Engine) -> Capacity | Finding:
         )
     if resolved.unread_backend is not None:
         unplanned += (
-            f"--attention-backend {resolved.unread_backend}: whether it keeps the KV cache of this "
-            f"model on {resolved.device.name} with vLLM {spec.engine.version} is not known here: "
-            "leave it out, or start it and let the engine report.",
+            f"attention backend {resolved.unread_backend}: whether it keeps the KV cache of this "
+            f"model in {resolved.kv_cache_type} on {resolved.device.name} with vLLM "
+            f"{spec.engine.version} is not known here: leave the backend out, or start it and let "
+            "the engine report.",
         )
     if unplanned:
         return Finding(

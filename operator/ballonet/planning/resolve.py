@@ -90,7 +90,7 @@ class Resolved:
         block_tokens: tokens a block as they are written; None leaves the engine its own.
         prefix_caching: as it is written; None leaves the engine its own.
         kv_cache_type: the engine's word for the format that layers are told; None without geometry.
-        unread_backend: an attention backend that is asked for and may not keep the cache.
+        unread_backend: an attention backend that is asked for and may not keep the format.
         source: where the geometry comes from.
         evidence: the same, with where the catalog has it from.
     """
@@ -313,9 +313,9 @@ def _check_backend(
     arguments: PlannedArguments,
     name: str,
 ) -> str | None:
-    """Return the attention backend that is asked for where nobody knows what it keeps.
+    """Return the attention backend that is asked for where nobody knows whether it keeps a format.
 
-    CPU engines leave such a wish aside.
+    CPU engines leave such a wish aside, and what numbers a model has by itself is taken for kept.
 
     Raises:
         Unresolved: it does not keep the format that layers are told, and another one does.
@@ -329,7 +329,7 @@ def _check_backend(
         device.compute,
     )
     if not is_read(backend, geometry, vendor=vendor, compute=compute, version=version):
-        return backend
+        return backend if name != AUTO else None
 
     def without(name: str, backend: str | None) -> LayerKind | None:
         return layer_without_kernel(
