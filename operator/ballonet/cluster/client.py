@@ -264,12 +264,14 @@ class KubernetesCluster:
         return content
 
     async def _logged_in(self) -> Connection:
-        if self._connection is None:
+        connection = self._connection
+        if connection is None:
             async with self._login:
-                if self._connection is None:
-                    await self._use(await self._credentials())
-        assert self._connection is not None
-        return self._connection
+                connection = self._connection
+                if connection is None:
+                    connection = await self._credentials()
+                    await self._use(connection)
+        return connection
 
     async def _log_in_again(self, refused: Connection) -> bool:
         """Read the credentials again; False when they are still the refused ones."""
