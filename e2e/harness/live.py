@@ -80,9 +80,15 @@ def wait_calm(pools: PoolClient) -> None:
 
 
 def of_both_sources(
-    pools: PoolClient, load: Callable[[], AbstractContextManager[object]], word: str
+    pools: PoolClient,
+    load: Callable[[], AbstractContextManager[object]],
+    word: str,
+    kind: str = "KVPressure",
 ) -> list[Verdict]:
-    """Return the verdict on one load as read from the pods' own pages, then from Prometheus."""
+    """Return the verdict on one load as read from the pods' own pages, then from Prometheus.
+
+    The condition of that kind has to have it as its reason.
+    """
     taken = []
     for source in (PODS, PROMETHEUS):
         pools.patch({"metrics": source})
@@ -90,7 +96,7 @@ def of_both_sources(
         begun = time.monotonic()
         with load():
             taken.append(wait_verdict(pools, word, begun=begun))
-            assert reason(pools.get(), "KVPressure")[1] == word
+            assert reason(pools.get(), kind)[1] == word
     return taken
 
 

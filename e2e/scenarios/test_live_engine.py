@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Final
 
@@ -156,15 +156,20 @@ def test_a_core_that_stands_still_is_stuck_although_its_server_answers(
 ) -> None:
     (pod,) = calm.pods()
     (core,) = processes_of(pod, "EngineCore")
-    with ExitStack() as stack:
-        stack.enter_context(load(unrelated(200), 100, clients=5))
-        time.sleep(3)
-        os.kill(core, signal.SIGSTOP)
-        stack.callback(os.kill, core, signal.SIGCONT)
-        wait_verdict(calm, "EngineStuck")
-        pool = calm.get()
-        assert reason(pool, "EngineHealthy") == ("False", "EngineStuck")
-        assert is_now(pool, "Ready", "True"), "a verdict never changes Ready"
+
+    @contextmanager
+    def stopped() -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(load(unrelated(200), 100, clients=5))
+            time.sleep(3)
+            os.kill(core, signal.SIGSTOP)
+            stack.callback(os.kill, core, signal.SIGCONT)
+            yield
+            pool = calm.get()
+            assert reason(pool, "EngineHealthy") == ("False", "EngineStuck")
+            assert is_now(pool, "Ready", "True"), "a verdict never changes Ready"
+
+    of_both_sources(calm, stopped, "EngineStuck", "EngineHealthy")
     wait_verdict(calm, "Healthy")
 
 
