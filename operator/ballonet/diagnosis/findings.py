@@ -8,7 +8,7 @@ for long enough. Its docstring is its rule in docs/diagnosis.md.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import takewhile
@@ -130,7 +130,8 @@ def block_bound(history: History, facts: Facts, found: bool) -> str | None:
     window = _waiting(history, facts.thresholds.pressure_seconds, found)
     if window is None or _short_of(window, facts) != "blocks":
         return None
-    return _waiting_text(window, facts, "blocks") + _blocks_text(window, facts, "blocks")
+    showing = _showing(window, facts, "blocks")
+    return _waiting_text(window, facts, showing) + _blocks_text(window, facts, showing)
 
 
 def limit_too_tight(history: History, facts: Facts, found: bool) -> str | None:
@@ -144,7 +145,7 @@ def limit_too_tight(history: History, facts: Facts, found: bool) -> str | None:
     usage = window.high(lambda o: o.usage_per_mille)
     if usage >= tight * 10:
         return None
-    waiting = _waiting_text(window, facts, "slots")
+    waiting = _waiting_text(window, facts, _showing(window, facts, "slots"))
     return f"{waiting}, and usage stays under {tight} %; 95 % of the time up to {usage / 10:g} %"
 
 
@@ -153,7 +154,8 @@ def slot_bound(history: History, facts: Facts, found: bool) -> str | None:
     window = _waiting(history, facts.thresholds.pressure_seconds, found)
     if window is None or _short_of(window, facts) != "slots":
         return None
-    return _waiting_text(window, facts, "slots") + _usage_text(window)
+    showing = _showing(window, facts, "slots")
+    return _waiting_text(window, facts, showing) + _usage_text(window)
 
 
 def compute_bound(history: History, facts: Facts, found: bool) -> str | None:
@@ -163,7 +165,8 @@ def compute_bound(history: History, facts: Facts, found: bool) -> str | None:
     window = _waiting(history, facts.thresholds.pressure_seconds, found)
     if window is None or _short_of(window, facts) is not None:
         return None
-    return _waiting_text(window, facts, None) + _blocks_text(window, facts, None)
+    showing = _showing(window, facts, None)
+    return _waiting_text(window, facts, showing) + _blocks_text(window, facts, showing)
 
 
 def _waiting(history: History, seconds: int, found: bool) -> Window | None:
@@ -541,17 +544,16 @@ def _showing(window: Window, facts: Facts, short_of: str | None) -> list[Observa
     return [o for o in window.samples if o.waiting_for_room and _lacks(o, facts) == short_of]
 
 
-def _waiting_text(window: Window, facts: Facts, short_of: str | None) -> str:
+def _waiting_text(window: Window, facts: Facts, showing: Sequence[Observation]) -> str:
     waiting = window.peak(lambda o: o.waiting_for_room)
-    running = max(number(o.running) for o in _showing(window, facts, short_of))
+    running = max(number(o.running) for o in showing)
     return (
         f"up to {counted(waiting, 'request')} waiting for {window.seconds} s with up to "
         f"{running:,} of {_slots(window.last, facts):,} slots taken"
     )
 
 
-def _blocks_text(window: Window, facts: Facts, short_of: str | None) -> str:
-    showing = _showing(window, facts, short_of)
+def _blocks_text(window: Window, facts: Facts, showing: Sequence[Observation]) -> str:
     free = [blocks for o in showing if (blocks := _free_blocks(o)) is not None]
     if not free:
         return ""
