@@ -67,7 +67,7 @@ class _Kernel:
     def takes(self, geometry: ModelGeometry, *, text_only: bool) -> bool:
         """Return whether it has the attention of a model."""
         two_way = geometry.model_type in _WITH_TWO_WAY_IMAGES and geometry.encoder and not text_only
-        attention = [c for layer in geometry.caches for c in layer if isinstance(c, Attention)]
+        attention = _attention(geometry)
         return (
             (self.sinks or geometry.model_type not in _WITH_SINKS)
             and (self.images or not two_way)
@@ -371,13 +371,12 @@ def is_read(
 
     Layers whose keys and values differ in size bring a backend of their own.
     """
-    attention = (c for layer in geometry.caches for c in layer if isinstance(c, Attention))
     return (
         vendor == "nvidia"
         and compute is not None
         and version[:3] >= _ASKED_SINCE
         and backend in _ASKED
-        and all(cache.head_dim == cache.value_dim for cache in attention)
+        and all(cache.head_dim == cache.value_dim for cache in _attention(geometry))
     )
 
 
@@ -454,6 +453,11 @@ def _asked(backend: str, name: str, version: Version) -> tuple[_Kernel, ...]:
     return _ASKED[backend]
 
 
+def _attention(geometry: ModelGeometry) -> list[Attention]:
+    """Return the caches of keys and values of all layers."""
+    return [cache for layer in geometry.caches for cache in layer if isinstance(cache, Attention)]
+
+
 def _kinds(geometry: ModelGeometry) -> Iterable[LayerKind]:
     """Yield the kinds of layers of a model that are told the format and were read, each once."""
     caches = {cache for layer in geometry.caches for cache in layer}
@@ -476,10 +480,5 @@ def _is_on_cpu(
     return name in _16_BITS or (
         name in _CPU_FP8
         and version >= _CPU_FP8_SINCE
-        and all(
-            cache.head_dim % _CPU_FP8_HEADS == 0
-            for layer in geometry.caches
-            for cache in layer
-            if isinstance(cache, Attention)
-        )
+        and all(cache.head_dim % _CPU_FP8_HEADS == 0 for cache in _attention(geometry))
     )

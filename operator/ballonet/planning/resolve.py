@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from ballonet.api.conditions import Finding, Reason, Status
@@ -306,6 +307,23 @@ def _check_device_can(
         )
 
 
+def _without_kernel(
+    device: Accelerator,
+    geometry: ModelGeometry,
+    arguments: PlannedArguments,
+    version: vllm.Version,
+) -> Callable[..., LayerKind | None]:
+    """Return a function from a format to the kind of layers that no kernel keeps in it there."""
+    return partial(
+        layer_without_kernel,
+        geometry=geometry,
+        vendor=device.vendor,
+        compute=device.compute,
+        version=version,
+        text_only=arguments.text_only,
+    )
+
+
 def _check_backend(
     spec: InferencePoolSpec,
     device: Accelerator,
@@ -323,29 +341,16 @@ def _check_backend(
     backend = arguments.attention_backend
     if backend is None or device.device == "cpu":
         return None
-    version, vendor, compute = (
-        vllm.parse_version(spec.engine.version),
-        device.vendor,
-        device.compute,
-    )
-    if not is_read(backend, geometry, vendor=vendor, compute=compute, version=version):
+    version = vllm.parse_version(spec.engine.version)
+    if not is_read(
+        backend, geometry, vendor=device.vendor, compute=device.compute, version=version
+    ):
         return backend if name != AUTO else None
-
-    def without(name: str, backend: str | None) -> LayerKind | None:
-        return layer_without_kernel(
-            name,
-            geometry,
-            vendor=vendor,
-            compute=compute,
-            version=version,
-            text_only=arguments.text_only,
-            backend=backend,
-        )
-
-    kind = without(name, backend)
-    if kind is None or without(name, None) is not None:
+    without = _without_kernel(device, geometry, arguments, version)
+    kind = without(name, backend=backend)
+    if kind is None or without(name) is not None:
         return None
-    otherwise = without(AUTO, backend) is None
+    otherwise = without(AUTO, backend=backend) is None
     raise Unresolved(
         Reason.UNSUPPORTED_BY_ENGINE,
         f"spec.engine: attention backend {backend}, which is asked for, does not keep the {kind} "
@@ -367,25 +372,11 @@ def _check_kernels(
     Raises:
         Unresolved: it does not, and the engine would not start.
     """
-
     version = vllm.parse_version(spec.engine.version)
     forced = arguments.attention_backend is not None
     if forced and not tries_all_backends(spec.engine.version):
         return  # it may take what the one that would be chosen does not
-
-    def without(
-        name: str, *, shared: bool = False, version: vllm.Version = version
-    ) -> LayerKind | None:
-        return layer_without_kernel(
-            name,
-            geometry,
-            vendor=device.vendor,
-            compute=device.compute,
-            version=version,
-            text_only=arguments.text_only,
-            shared=shared,
-        )
-
+    without = _without_kernel(device, geometry, arguments, version)
     kind = without(name, shared=spec.parallelism.decode_context > 1 and not forced)
     if kind is None and not (name in PLAIN_FP8 and _lacks_fp8(device)):
         return
